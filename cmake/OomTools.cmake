@@ -1,0 +1,62 @@
+# What every target shares: compiler cache, linker, warnings, and the three functions that declare
+# libraries, programs and tests. A folder's CMakeLists.txt is its list of sources and dependencies.
+
+find_program(OOM_CCACHE ccache)
+if(OOM_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      ${OOM_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${OOM_CCACHE})
+endif()
+
+foreach(linker mold lld)
+  find_program(OOM_LD_${linker} ld.${linker})
+  if(OOM_LD_${linker})
+    add_link_options($<HOST_LINK:-fuse-ld=${linker}>)
+    break()
+  endif()
+endforeach()
+
+add_library(oom_options INTERFACE)
+target_compile_options(oom_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers -ffp-contract=off>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-fpch-preprocess -Wno-maybe-uninitialized>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:-Wthread-safety>)
+
+# oom_library(name HEADERS h... SOURCES cc... DEPS target...): one folder, one library, one list.
+function(oom_library name)
+  cmake_parse_arguments(arg "" "" "HEADERS;SOURCES;DEPS" ${ARGN})
+  if(arg_SOURCES)
+    add_library(${name} STATIC ${arg_SOURCES})
+    target_sources(${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
+    target_link_libraries(${name} PUBLIC ${arg_DEPS} PRIVATE oom_options)
+  else()
+    add_library(${name} INTERFACE)
+    target_sources(${name} INTERFACE FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
+    target_link_libraries(${name} INTERFACE ${arg_DEPS})
+  endif()
+  set_target_properties(${name} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+endfunction()
+
+# oom_program(name SOURCES cc... DEPS target...): one executable.
+function(oom_program name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_DEPS} oom_options)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+endfunction()
+
+# oom_test(name SOURCES cc... DEPS target... LABELS label... TIMEOUT seconds): one GoogleTest program,
+# one CTest test. One program per library keeps relinking small.
+function(oom_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_DEPS} GTest::gtest_main oom_options)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  target_compile_definitions(${name} PRIVATE OOM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
+endfunction()
