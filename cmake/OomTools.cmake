@@ -20,7 +20,7 @@ endforeach()
 add_library(oom_options INTERFACE)
 target_compile_options(oom_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers -ffp-contract=off>
-  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-fpch-preprocess -Wno-maybe-uninitialized>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-fpch-preprocess -Wno-maybe-uninitialized -Wno-restrict>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:-Wthread-safety>)
 
 # oom_library(name HEADERS h... SOURCES cc... DEPS target...): one folder, one library, one list.

@@ -1,0 +1,172 @@
+// The update and the norm, written once over a Lanes type; adamw_scalar.cc, adamw_avx2.cc and
+// adamw_avx512.cc each include this with their own. Internal: include it from those three only.
+// A Lanes type has kWidth and the types F (kWidth floats) and SquareSum, and these operations, each
+// correctly rounded on every lane:
+//   Broadcast, Load(float), Store(float), LoadBfloat16, Add, Multiply, Fma(a, b, c), NegativeFma (-a*b + c),
+//   Divide, SquareRoot; ZeroIfSmall(x, bits): +0 where the bits of |x| are below bits;
+//   ZeroIfBelow(x, bits): +0 where the bits of x, as a signed integer, are below bits;
+//   CanonicalNan: a NaN of any sign and payload becomes 0x7FC00000;
+//   LoadMaster, StoreMaster: join and split of (weight, weight_low).
+// Everything has internal linkage and calls nothing of the standard library (see adamw_kernels.h).
+
+#pragma once
+
+#ifdef __FAST_MATH__
+#error "The update is a defined sequence of roundings; fast-math would change it."
+#endif
+
+#include "runtime/optim/adamw_kernels.h"
+
+namespace oom::internal {
+namespace {
+
+constexpr uint32_t kCanonicalNanBits = 0x7FC00000u;
+constexpr int32_t kSmallestNormalBits = 0x00800000;            // 2^-126
+constexpr int32_t kGradientThresholdBits = (127 - 56) << 23;   // 2^-56
+constexpr int32_t kMomentThresholdBits = (127 - 100) << 23;    // 2^-100
+
+#define OOM_LANES_INLINE inline __attribute__((always_inline))
+
+template <class Lanes>
+struct Step {
+  using F = typename Lanes::F;
+
+  explicit OOM_LANES_INLINE Step(const AdamWScalars& scalars)
+      : beta1(Lanes::Broadcast(scalars.beta1)),
+        one_minus_beta1(Lanes::Broadcast(scalars.one_minus_beta1)),
+        beta2(Lanes::Broadcast(scalars.beta2)),
+        one_minus_beta2(Lanes::Broadcast(scalars.one_minus_beta2)),
+        decay(Lanes::Broadcast(scalars.decay)),
+        step_size(Lanes::Broadcast(scalars.step_size)),
+        second_correction(Lanes::Broadcast(scalars.second_correction)),
+        epsilon(Lanes::Broadcast(scalars.epsilon)),
+        clip(Lanes::Broadcast(scalars.clip)),
+        clips(scalars.clip != 1.0f) {}
+
+  OOM_LANES_INLINE F Gradient(F g) const {
+    if (clips) {
+      // A denormal times k is below the threshold too (k < 2^70), and slows the multiplication.
+      g = Lanes::Multiply(Lanes::ZeroIfSmall(g, kSmallestNormalBits), clip);
+    }
+    return Lanes::ZeroIfSmall(g, kGradientThresholdBits);
+  }
+  OOM_LANES_INLINE F Moment1(F m, F g) const {
+    m = Lanes::Fma(beta1, m, Lanes::Multiply(one_minus_beta1, g));
+    return Lanes::CanonicalNan(Lanes::ZeroIfSmall(m, kMomentThresholdBits));
+  }
+  OOM_LANES_INLINE F Moment2(F v, F g) const {
+    v = Lanes::Fma(beta2, v, Lanes::Multiply(one_minus_beta2, Lanes::Multiply(g, g)));
+    return Lanes::ZeroIfBelow(Lanes::CanonicalNan(v), kMomentThresholdBits);
+  }
+  OOM_LANES_INLINE F Weight(F w, F m, F v) const {
+    const F denominator = Lanes::Fma(Lanes::SquareRoot(v), second_correction, epsilon);
+    return Lanes::CanonicalNan(Lanes::NegativeFma(step_size, Lanes::Divide(m, denominator),
+                                                  Lanes::Multiply(decay, w)));
+  }
+
+  F beta1, one_minus_beta1, beta2, one_minus_beta2, decay, step_size, second_correction, epsilon, clip;
+  bool clips;
+};
+
+OOM_LANES_INLINE bool KeepsWeights(const AdamWScalars& scalars) {
+  // The formula would turn a weight of -0.0 into +0.0 where moment1 is negative.
+  return scalars.step_size == 0.0f && scalars.decay == 1.0f;
+}
+
+template <class Lanes>
+OOM_LANES_INLINE typename Lanes::F LoadGradient(const uint16_t* values) {
+  return Lanes::LoadBfloat16(values);
+}
+template <class Lanes>
+OOM_LANES_INLINE typename Lanes::F LoadGradient(const float* values) {
+  return Lanes::Load(values);
+}
+
+// The partials of all ranks added in rank order.
+template <class Lanes, bool kOneRank, class T>
+OOM_LANES_INLINE typename Lanes::F SumPartials(const PartialsView<T>& view, const T* rank0, int64_t i) {
+  typename Lanes::F sum = LoadGradient<Lanes>(rank0 + i);
+  if constexpr (!kOneRank) {
+    for (int64_t rank = 1; rank < view.rank_count; ++rank) {
+      sum = Lanes::Add(sum, LoadGradient<Lanes>(view.ranks[rank] + view.first + i));
+    }
+  }
+  return sum;
+}
+
+template <class Lanes>
+OOM_LANES_INLINE typename Lanes::F LoadWeight(const SplitRun& run, int64_t i) {
+  return Lanes::LoadMaster(run.weight + i, run.weight_low + i);
+}
+template <class Lanes>
+OOM_LANES_INLINE typename Lanes::F LoadWeight(const MasterRun& run, int64_t i) {
+  return Lanes::Load(run.master + i);
+}
+template <class Lanes>
+OOM_LANES_INLINE void StoreWeight(const SplitRun& run, int64_t i, typename Lanes::F w) {
+  Lanes::StoreMaster(w, run.weight + i, run.weight_low + i);
+}
+template <class Lanes>
+OOM_LANES_INLINE void StoreWeight(const MasterRun& run, int64_t i, typename Lanes::F w) {
+  Lanes::Store(run.master + i, w);
+}
+
+template <class Lanes, bool kOneRank, bool kKeepWeights, class T, class Run>
+void UpdateLoop(const AdamWScalars& scalars, const PartialsView<T>& view, const Run& shared_run) {
+  using F = typename Lanes::F;
+  const Step<Lanes> step(scalars);
+  const Run run = shared_run;  // A local copy: the stores below cannot change it.
+  const T* const rank0 = view.ranks[0] + view.first;
+  for (int64_t i = 0; i < run.elements; i += Lanes::kWidth) {
+    const F g = step.Gradient(SumPartials<Lanes, kOneRank>(view, rank0, i));
+    const F m = step.Moment1(Lanes::Load(run.moment1 + i), g);
+    const F v = step.Moment2(Lanes::Load(run.moment2 + i), g);
+    if constexpr (!kKeepWeights) {
+      StoreWeight<Lanes>(run, i, step.Weight(LoadWeight<Lanes>(run, i), m, v));
+    }
+    Lanes::Store(run.moment1 + i, m);
+    Lanes::Store(run.moment2 + i, v);
+  }
+}
+
+template <class Lanes, class T, class Run>
+void UpdateRun(const AdamWScalars& scalars, const PartialsView<T>& view, const Run& run) {
+  if (KeepsWeights(scalars)) {
+    UpdateLoop<Lanes, false, true>(scalars, view, run);
+  } else if (view.rank_count == 1) {
+    UpdateLoop<Lanes, true, false>(scalars, view, run);
+  } else {
+    UpdateLoop<Lanes, false, false>(scalars, view, run);
+  }
+}
+
+template <class Lanes, bool kOneRank, class T>
+void SquaresLoop(const PartialsView<T>& view, double* lanes) {
+  typename Lanes::SquareSum sum;
+  const T* const rank0 = view.ranks[0] + view.first;
+  for (int64_t i = 0; i < kAdamWBlockElements; i += Lanes::kWidth) {
+    sum.Add(SumPartials<Lanes, kOneRank>(view, rank0, i), i);
+  }
+  sum.Store(lanes);
+}
+
+template <class Lanes, class T>
+void SquaresOfBlock(const PartialsView<T>& view, double* lanes) {
+  if (view.rank_count == 1) {
+    SquaresLoop<Lanes, true>(view, lanes);
+  } else {
+    SquaresLoop<Lanes, false>(view, lanes);
+  }
+}
+
+template <class Lanes>
+constexpr AdamWKernels MakeKernels() {
+  return {.bfloat16_into_split = UpdateRun<Lanes, uint16_t, SplitRun>,
+          .float32_into_split = UpdateRun<Lanes, float, SplitRun>,
+          .float32_into_master = UpdateRun<Lanes, float, MasterRun>,
+          .bfloat16_squares = SquaresOfBlock<Lanes, uint16_t>,
+          .float32_squares = SquaresOfBlock<Lanes, float>};
+}
+
+}  // namespace
+}  // namespace oom::internal
