@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts of this folder: where things are, how many jobs run at once, and messages.
 
 set -euo pipefail

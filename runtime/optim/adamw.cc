@@ -52,7 +52,8 @@ SplitRun RunAt(const SplitState& state, int64_t block_offset, int64_t done, int6
           .weight_low = low + in_block,
           .moment1 = moments + in_block,
           .moment2 = moments + kAdamWBlockElements + in_block,
-          .elements = elements};
+          .elements = elements,
+          .left_in_block = kAdamWBlockElements - in_block};
 }
 
 MasterRun RunAt(const MasterState& state, int64_t block_offset, int64_t done, int64_t in_block,
@@ -62,7 +63,8 @@ MasterRun RunAt(const MasterState& state, int64_t block_offset, int64_t done, in
   return {.master = state.master + done,
           .moment1 = moments + in_block,
           .moment2 = moments + kAdamWBlockElements + in_block,
-          .elements = elements};
+          .elements = elements,
+          .left_in_block = kAdamWBlockElements - in_block};
 }
 
 // Cuts the range at the blocks' boundaries: the first run may be partial, and so may the last.

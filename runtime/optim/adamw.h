@@ -4,7 +4,10 @@
 //   bfloat16: weight uint16[n] contiguous; beside it per block {float moment1[4096]; float moment2[4096];
 //             int16 weight_low[4096]}, 40,960 bytes a block. master = (weight << 16) + weight_low.
 //   float32:  master float[n] contiguous; beside it per block {float moment1[4096]; float moment2[4096]}.
-// Stateless functions, thread-safe on disjoint ranges. Call them between SetOptimizerMxcsr() and its undo.
+// Every NaN that is stored (weight, moment) is 0x7FC00000: neither the sign and payload of a NaN operand
+// nor the order of operands shows. A negative moment2, which no update produces, counts as below the threshold.
+// With learning rate 0 (step_size 0, decay 1) the moments are updated and no weight is written.
+// Stateless functions, thread-safe on disjoint ranges. Call them under a ScopedOptimizerMxcsr.
 
 #pragma once
 
@@ -31,15 +34,16 @@ struct AdamWScalars {
   float step_size;          // a = lr / (1 - beta1^t)
   float second_correction;  // q = 1 / sqrt(1 - beta2^t)
   float epsilon;
-  float clip;               // k; exactly 1 means no clipping
+  float clip;               // k; exactly 1 means no clipping. REQUIRES: below 2^70.
 };
 
-// `step` counts from 1. `decayed` false: weight decay 0.
+// REQUIRES: step >= 1 (it counts from 1), betas in [0, 1). `decayed` false: weight decay 0.
 AdamWScalars MakeAdamWScalars(const AdamWHyperparameters& hyper, double learning_rate, int64_t step,
                               bool decayed, double clip);
 
 enum class SimdLevel { kScalar, kAvx2, kAvx512 };
-// The best level of this CPU, lowered by the environment variable OOM_SIMD=scalar|avx2|avx512.
+// The best level of this CPU, lowered by the environment variable OOM_SIMD=scalar|avx2|avx512; another
+// value changes nothing. REQUIRES for the calls below: a level not above this CPU's.
 SimdLevel DetectSimdLevel();
 std::string_view SimdLevelName(SimdLevel level);
 
@@ -48,8 +52,8 @@ std::string_view SimdLevelName(SimdLevel level);
 struct Bfloat16Partials { std::span<const uint16_t* const> ranks; };
 struct Float32Partials { std::span<const float* const> ranks; };
 
-// Updates `elements` parameters; elements is a multiple of 16 that does not cross a block unless it covers
-// whole blocks, and `rest` points at the start of the block that holds `first_in_block` (0 unless partial).
+// Updates `elements` parameters. elements and first_in_block are multiples of 16; the range may begin and end
+// inside a block. `rest` points at the start of the block that holds the first element, 16-byte aligned or better.
 struct SplitState {
   uint16_t* weight;      // At the first element of the range.
   std::byte* rest;       // At the block that holds the first element.
@@ -75,7 +79,7 @@ bool GradientSquares(SimdLevel level, const Bfloat16Partials& gradient, int64_t 
 bool GradientSquares(SimdLevel level, const Float32Partials& gradient, int64_t elements,
                      std::span<double> out_blocks);
 
-// k = min(1, max_norm / (norm + 1e-6)); 1 if max_norm is 0.
+// k = min(1, max_norm / (norm + 1e-6)); 1 if max_norm is 0; NaN if norm is.
 double ClipFactor(double norm, double max_norm);
 
 // Split and join of masters; a NaN is stored as 0x7FC00000.

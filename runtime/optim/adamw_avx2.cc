@@ -35,11 +35,15 @@ struct Avx2Lanes {
   OOM_LANE F Divide(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
   OOM_LANE F SquareRoot(F x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
   OOM_LANE F ZeroIfSmall(F x, int32_t bits) {
-    return {ZeroWhereLess(x.a, Magnitude(x.a), bits), ZeroWhereLess(x.b, Magnitude(x.b), bits)};
+    return {ZeroSmall(x.a, bits), ZeroSmall(x.b, bits)};
   }
-  OOM_LANE F ZeroIfBelow(F x, int32_t bits) {
-    return {ZeroWhereLess(x.a, _mm256_castps_si256(x.a), bits),
-            ZeroWhereLess(x.b, _mm256_castps_si256(x.b), bits)};
+  OOM_LANE F ZeroIfLess(F x, F y) {
+    return {_mm256_and_ps(x.a, _mm256_cmp_ps(x.a, y.a, _CMP_NLT_UQ)),
+            _mm256_and_ps(x.b, _mm256_cmp_ps(x.b, y.b, _CMP_NLT_UQ))};
+  }
+  OOM_LANE bool AnyNan(F x) {
+    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q),
+                                           _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q))) != 0;
   }
   OOM_LANE F CanonicalNan(F x) { return {Canonical(x.a), Canonical(x.b)}; }
   OOM_LANE F LoadMaster(const uint16_t* weight, const int16_t* weight_low) {
@@ -89,12 +93,11 @@ struct Avx2Lanes {
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xD8);
     _mm256_storeu_si256(static_cast<__m256i*>(to), packed);
   }
-  OOM_LANE __m256i Magnitude(__m256 x) {
-    return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7FFFFFFF));
-  }
-  OOM_LANE __m256 ZeroWhereLess(__m256 x, __m256i compared, int32_t bits) {
-    const __m256i less = _mm256_cmpgt_epi32(_mm256_set1_epi32(bits), compared);
-    return _mm256_andnot_ps(_mm256_castsi256_ps(less), x);
+  OOM_LANE __m256 ZeroSmall(__m256 x, int32_t bits) {
+    const __m256i magnitude =
+        _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7FFFFFFF));
+    const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(bits), magnitude);
+    return _mm256_andnot_ps(_mm256_castsi256_ps(small), x);
   }
   OOM_LANE __m256 Canonical(__m256 x) {
     const __m256 canonical = _mm256_castsi256_ps(_mm256_set1_epi32(kCanonicalNanBits));

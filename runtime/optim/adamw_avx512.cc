@@ -27,10 +27,10 @@ struct Avx512Lanes {
         _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7FFFFFFF));
     return _mm512_maskz_mov_ps(_mm512_cmpge_epi32_mask(magnitude, _mm512_set1_epi32(bits)), x);
   }
-  OOM_LANE F ZeroIfBelow(F x, int32_t bits) {
-    return _mm512_maskz_mov_ps(
-        _mm512_cmpge_epi32_mask(_mm512_castps_si512(x), _mm512_set1_epi32(bits)), x);
+  OOM_LANE F ZeroIfLess(F x, F y) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, y, _CMP_NLT_UQ), x);
   }
+  OOM_LANE bool AnyNan(F x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
   OOM_LANE F CanonicalNan(F x) {
     const __m512 canonical = _mm512_castsi512_ps(_mm512_set1_epi32(kCanonicalNanBits));
     return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), canonical);

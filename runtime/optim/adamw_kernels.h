@@ -27,13 +27,15 @@ struct SplitRun {
   int16_t* weight_low;
   float* moment1;
   float* moment2;
-  int64_t elements;  // A multiple of 16.
+  int64_t elements;       // A multiple of 16.
+  int64_t left_in_block;  // Elements from the run's first to the block's end.
 };
 struct MasterRun {
   float* master;
   float* moment1;
   float* moment2;
-  int64_t elements;  // A multiple of 16.
+  int64_t elements;       // A multiple of 16.
+  int64_t left_in_block;  // Elements from the run's first to the block's end.
 };
 
 // One per instruction set. The results of the three are bit-equal.

@@ -29,11 +29,9 @@ struct ScalarLanes {
     const auto magnitude = static_cast<int32_t>(std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu);
     return magnitude < bits ? 0.0f : x;
   }
-  static F ZeroIfBelow(F x, int32_t bits) { return std::bit_cast<int32_t>(x) < bits ? 0.0f : x; }
-  static F CanonicalNan(F x) {
-    const bool is_nan = (std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu) > 0x7F800000u;
-    return is_nan ? std::bit_cast<float>(kCanonicalNanBits) : x;
-  }
+  static F ZeroIfLess(F x, F y) { return x < y ? 0.0f : x; }
+  static bool AnyNan(F x) { return (std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu) > 0x7F800000u; }
+  static F CanonicalNan(F x) { return AnyNan(x) ? std::bit_cast<float>(kCanonicalNanBits) : x; }
   static F LoadMaster(const uint16_t* weight, const int16_t* weight_low) {
     return std::bit_cast<float>((static_cast<uint32_t>(*weight) << 16) +
                                 static_cast<uint32_t>(static_cast<int32_t>(*weight_low)));

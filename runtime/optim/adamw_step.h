@@ -4,7 +4,7 @@
 // correctly rounded on every lane:
 //   Broadcast, Load(float), Store(float), LoadBfloat16, Add, Multiply, Fma(a, b, c), NegativeFma (-a*b + c),
 //   Divide, SquareRoot; ZeroIfSmall(x, bits): +0 where the bits of |x| are below bits;
-//   ZeroIfBelow(x, bits): +0 where the bits of x, as a signed integer, are below bits;
+//   ZeroIfLess(x, y): +0 where x < y (a NaN is not); AnyNan;
 //   CanonicalNan: a NaN of any sign and payload becomes 0x7FC00000;
 //   LoadMaster, StoreMaster: join and split of (weight, weight_low).
 // Everything has internal linkage and calls nothing of the standard library (see adamw_kernels.h).
@@ -41,6 +41,7 @@ struct Step {
         second_correction(Lanes::Broadcast(scalars.second_correction)),
         epsilon(Lanes::Broadcast(scalars.epsilon)),
         clip(Lanes::Broadcast(scalars.clip)),
+        moment_threshold(Lanes::Broadcast(0x1p-100f)),
         clips(scalars.clip != 1.0f) {}
 
   OOM_LANES_INLINE F Gradient(F g) const {
@@ -50,21 +51,26 @@ struct Step {
     }
     return Lanes::ZeroIfSmall(g, kGradientThresholdBits);
   }
+  // A denormal moment, which only imported state can hold, slows the FMA. Taken as zero it gives the same
+  // bits: what it adds to is either below the threshold, so that the result is zero both ways, or at
+  // least 2^-100, where 2^-126 is less than a quarter of the last place.
   OOM_LANES_INLINE F Moment1(F m, F g) const {
+    m = Lanes::ZeroIfSmall(m, kSmallestNormalBits);
     m = Lanes::Fma(beta1, m, Lanes::Multiply(one_minus_beta1, g));
-    return Lanes::CanonicalNan(Lanes::ZeroIfSmall(m, kMomentThresholdBits));
+    return Lanes::ZeroIfSmall(m, kMomentThresholdBits);
   }
   OOM_LANES_INLINE F Moment2(F v, F g) const {
+    v = Lanes::ZeroIfSmall(v, kSmallestNormalBits);
     v = Lanes::Fma(beta2, v, Lanes::Multiply(one_minus_beta2, Lanes::Multiply(g, g)));
-    return Lanes::ZeroIfBelow(Lanes::CanonicalNan(v), kMomentThresholdBits);
+    return Lanes::ZeroIfLess(v, moment_threshold);
   }
   OOM_LANES_INLINE F Weight(F w, F m, F v) const {
     const F denominator = Lanes::Fma(Lanes::SquareRoot(v), second_correction, epsilon);
-    return Lanes::CanonicalNan(Lanes::NegativeFma(step_size, Lanes::Divide(m, denominator),
-                                                  Lanes::Multiply(decay, w)));
+    return Lanes::NegativeFma(step_size, Lanes::Divide(m, denominator), Lanes::Multiply(decay, w));
   }
 
   F beta1, one_minus_beta1, beta2, one_minus_beta2, decay, step_size, second_correction, epsilon, clip;
+  F moment_threshold;
   bool clips;
 };
 
@@ -111,6 +117,28 @@ OOM_LANES_INLINE void StoreWeight(const MasterRun& run, int64_t i, typename Lane
   Lanes::Store(run.master + i, w);
 }
 
+#ifndef AHEAD
+#define AHEAD 256
+#endif
+constexpr int64_t kPrefetchElements = AHEAD;
+
+OOM_LANES_INLINE void PrefetchRun(const SplitRun& run, int64_t i) {
+  const int64_t at = i + kPrefetchElements;
+  const int64_t moment_jump = at >= run.left_in_block ? kSplitRestBytesPerBlock - 4 * kAdamWBlockElements : 0;
+  const int64_t low_jump = at >= run.left_in_block ? kSplitRestBytesPerBlock - 2 * kAdamWBlockElements : 0;
+  __builtin_prefetch(reinterpret_cast<const char*>(run.moment1 + at) + moment_jump, 1);
+  __builtin_prefetch(reinterpret_cast<const char*>(run.moment2 + at) + moment_jump, 1);
+  __builtin_prefetch(reinterpret_cast<const char*>(run.weight_low + at) + low_jump, 1);
+  __builtin_prefetch(run.weight + at, 1);
+}
+OOM_LANES_INLINE void PrefetchRun(const MasterRun& run, int64_t i) {
+  const int64_t at = i + kPrefetchElements;
+  const int64_t moment_jump = at >= run.left_in_block ? kMasterRestBytesPerBlock - 4 * kAdamWBlockElements : 0;
+  __builtin_prefetch(reinterpret_cast<const char*>(run.moment1 + at) + moment_jump, 1);
+  __builtin_prefetch(reinterpret_cast<const char*>(run.moment2 + at) + moment_jump, 1);
+  __builtin_prefetch(run.master + at, 1);
+}
+
 template <class Lanes, bool kOneRank, bool kKeepWeights, class T, class Run>
 void UpdateLoop(const AdamWScalars& scalars, const PartialsView<T>& view, const Run& shared_run) {
   using F = typename Lanes::F;
@@ -118,11 +146,24 @@ void UpdateLoop(const AdamWScalars& scalars, const PartialsView<T>& view, const 
   const Run run = shared_run;  // A local copy: the stores below cannot change it.
   const T* const rank0 = view.ranks[0] + view.first;
   for (int64_t i = 0; i < run.elements; i += Lanes::kWidth) {
+    if constexpr (Lanes::kWidth == 16) {
+      PrefetchRun(run, i);
+      __builtin_prefetch(rank0 + i + kPrefetchElements, 0);
+    }
     const F g = step.Gradient(SumPartials<Lanes, kOneRank>(view, rank0, i));
-    const F m = step.Moment1(Lanes::Load(run.moment1 + i), g);
-    const F v = step.Moment2(Lanes::Load(run.moment2 + i), g);
-    if constexpr (!kKeepWeights) {
-      StoreWeight<Lanes>(run, i, step.Weight(LoadWeight<Lanes>(run, i), m, v));
+    F m = step.Moment1(Lanes::Load(run.moment1 + i), g);
+    F v = step.Moment2(Lanes::Load(run.moment2 + i), g);
+    if constexpr (kKeepWeights) {
+      m = Lanes::CanonicalNan(m);
+      v = Lanes::CanonicalNan(v);
+    } else {
+      F w = step.Weight(LoadWeight<Lanes>(run, i), m, v);
+      if (__builtin_expect(Lanes::AnyNan(w), 0)) {  // A NaN moment makes the weight one.
+        m = Lanes::CanonicalNan(m);
+        v = Lanes::CanonicalNan(v);
+        w = Lanes::CanonicalNan(w);
+      }
+      StoreWeight<Lanes>(run, i, w);
     }
     Lanes::Store(run.moment1 + i, m);
     Lanes::Store(run.moment2 + i, v);

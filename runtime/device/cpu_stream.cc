@@ -1,0 +1,91 @@
+#include <pthread.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "runtime/device/stream.h"
+
+namespace oom {
+
+class CpuStream : public Stream {
+ public:
+  CpuStream(const std::string& name, std::function<void()> start)
+      : thread_([this, name, start = std::move(start)] {
+          ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str());
+          if (start) start();
+          Run();
+        }) {}
+
+  ~CpuStream() override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      closed_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+
+  void Launch(std::function<void()> work) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      queue_.push_back(std::move(work));
+    }
+    changed_.notify_one();
+  }
+
+  void Record(Event* event, uint64_t ticket) override {
+    Launch([event, ticket] {
+      event->ticket_.store(ticket, std::memory_order_release);
+      event->ticket_.notify_all();
+    });
+  }
+
+  void Wait(const Event* event, uint64_t ticket) override {
+    Launch([this, event, ticket] {
+      uint64_t seen = event->ticket_.load(std::memory_order_acquire);
+      if (seen >= ticket) return;
+      const auto start = std::chrono::steady_clock::now();
+      while (seen < ticket) {
+        event->ticket_.wait(seen, std::memory_order_acquire);
+        seen = event->ticket_.load(std::memory_order_acquire);
+      }
+      waited_nanoseconds_ += std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                 std::chrono::steady_clock::now() - start)
+                                 .count();
+    });
+  }
+
+  double wait_seconds() const override { return static_cast<double>(waited_nanoseconds_) * 1e-9; }
+
+ private:
+  void Run() {
+    while (true) {
+      std::function<void()> work;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
+        if (queue_.empty()) return;
+        work = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      work();
+    }
+  }
+
+  std::atomic<int64_t> waited_nanoseconds_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool closed_ = false;
+  std::thread thread_;  // Last: it uses everything above.
+};
+
+std::unique_ptr<Stream> MakeCpuStream(const std::string& name, std::function<void()> start) {
+  return std::make_unique<CpuStream>(name, std::move(start));
+}
+
+}  // namespace oom

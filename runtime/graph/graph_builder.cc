@@ -1,0 +1,496 @@
+#include "runtime/graph/graph_builder.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "runtime/base/check.h"
+#include "runtime/graph/window_set.h"
+
+namespace oom {
+namespace {
+
+// Adds nodes in issue order and derives their edges from the buffers that they write and read. Two
+// consecutive steps are built; edges of the second into the first become distance 1.
+class GraphBuilder {
+ public:
+  explicit GraphBuilder(const GraphInputs& inputs)
+      : model_(*inputs.model),
+        plan_(*inputs.plan),
+        layout_(*inputs.layout),
+        batch_(inputs.batch),
+        windows_(plan_.window_count()),
+        gradients_(plan_.gradient_buffer_count()) {
+    for (const ParameterUnit& unit : layout_.units()) {
+      switch (unit.kind) {
+        case UnitKind::kEmbedding: embedding_ = unit.index; break;
+        case UnitKind::kHead: head_ = unit.index; break;
+        case UnitKind::kLayer: layer_unit_[unit.layer] = unit.index; break;
+        case UnitKind::kExperts: experts_unit_[unit.layer] = unit.index; break;
+      }
+    }
+  }
+
+  StepGraph Training() {
+    for (int step = 0; step < 2; ++step) {
+      BeginStep();
+      for (int a = 0; a < plan_.accumulation(); ++a) {
+        micro_batch_ = a;
+        Forward(/*keep=*/true);
+        Head();
+        for (int64_t layer = model_.layer_count - 1; layer >= 0; --layer) Backward(layer);
+        EmbeddingBackward();
+      }
+      Updates();
+    }
+    return Take();
+  }
+
+  StepGraph Evaluation() {
+    for (int step = 0; step < 2; ++step) {
+      BeginStep();
+      micro_batch_ = 0;
+      Forward(/*keep=*/false);
+      const int64_t window = Load(head_);
+      Node& node = Add(NodeKind::kEvaluationHead, Resource::kCompute);
+      node.unit = head_;
+      Read(window);
+      Read(Activation(model_.layer_count));
+    }
+    return Take();
+  }
+
+ private:
+  // ---- nodes, buffers, edges ----
+  struct Use {
+    int64_t writer = -1;
+    std::vector<int64_t> readers;
+  };
+
+  void BeginStep() {
+    step_begin_ = static_cast<int64_t>(nodes_.size());
+    windows_.BeginStep();
+    gradients_.BeginStep();
+    stores_.clear();
+    landed_.clear();
+    loss_node_ = -1;
+  }
+
+  Node& Add(NodeKind kind, Resource resource) {
+    Node node{.kind = kind, .resource = resource};
+    node.micro_batch = micro_batch_;
+    nodes_.push_back(std::move(node));
+    return nodes_.back();
+  }
+
+  int64_t last() const { return static_cast<int64_t>(nodes_.size()) - 1; }
+
+  void After(int64_t predecessor) {
+    if (predecessor < 0 || predecessor == last()) return;
+    nodes_.back().predecessors.push_back({.node = predecessor});
+  }
+
+  int64_t BufferIndex(const std::string& name, Space space, int64_t bytes) {
+    auto [entry, is_new] = buffer_index_.try_emplace(name, static_cast<int64_t>(buffers_.size()));
+    if (is_new) {
+      buffers_.push_back({.name = name, .space = space, .bytes = bytes});
+      uses_.emplace_back();
+    }
+    Buffer& buffer = buffers_[static_cast<size_t>(entry->second)];
+    buffer.bytes = std::max(buffer.bytes, bytes);
+    return entry->second;
+  }
+
+  // The last node reads `buffer`.
+  void Read(int64_t buffer) {
+    if (buffer < 0) return;
+    Use& use = uses_[static_cast<size_t>(buffer)];
+    After(use.writer);
+    use.readers.push_back(last());
+    nodes_.back().reads.push_back(buffer);
+  }
+
+  // The last node writes `buffer`: after everyone who read what was in it.
+  void Write(int64_t buffer) {
+    Use& use = uses_[static_cast<size_t>(buffer)];
+    After(use.writer);
+    for (const int64_t reader : use.readers) After(reader);
+    use = {.writer = last(), .readers = {}};
+    nodes_.back().writes.push_back(buffer);
+  }
+
+  // ---- names of buffers ----
+  int64_t TokenBytes() const {
+    return batch_.micro_batch_tokens() * model_.hidden_size * layout_.activation_bytes();
+  }
+  // The input of layer `layer` while it travels between nodes; taken by the operators, so no bytes here.
+  int64_t Activation(int64_t layer) {
+    return BufferIndex("activation." + std::to_string(layer), Space::kDevice, 0);
+  }
+  int64_t HostBoundary(int64_t layer) {
+    return BufferIndex("boundary.host." + std::to_string(layer), Space::kHost, TokenBytes());
+  }
+  int64_t BoundaryIn(int64_t layer) {
+    const auto slot = layer % plan_.boundary_buffer_count();
+    return BufferIndex("boundary.in." + std::to_string(slot), Space::kDevice, TokenBytes());
+  }
+  // What backward of a layer's part needs, between replay (or forward) and backward.
+  int64_t Saved(int64_t layer, const char* part) {
+    return BufferIndex("saved." + std::string(part) + "." + std::to_string(layer), Space::kDevice, 0);
+  }
+  int64_t Weights(int64_t unit) {
+    return BufferIndex("resident." + layout_.units()[unit].name, Space::kDevice, 0);
+  }
+
+  v1::LayerPlan LayerPlanOf(int64_t layer) const { return plan_.layers(static_cast<int>(layer)); }
+  bool OnHost(int64_t layer) const {
+    return LayerPlanOf(layer).boundary() == v1::BOUNDARY_HOME_HOST;
+  }
+  bool Replays(int64_t layer) const {
+    return !LayerPlanOf(layer).retain_mixer() || !LayerPlanOf(layer).retain_mixture();
+  }
+  bool UsedInPlace(int64_t unit) const { return layout_.resident(unit) && layout_.rank_count() == 1; }
+  // The experts of a routed layer; a dense layer's mixture lies in the layer's unit.
+  int64_t MixtureUnit(int64_t layer) const {
+    const auto found = experts_unit_.find(layer);
+    return found == experts_unit_.end() ? layer_unit_.at(layer) : found->second;
+  }
+
+  // ---- parts of a step ----
+  // Makes the unit's weights readable by the next compute node; returns the buffer that holds them.
+  int64_t Load(int64_t unit) {
+    if (UsedInPlace(unit)) return Weights(unit);
+    const ParameterUnit& description = layout_.units()[unit];
+    const int64_t bytes = description.elements * layout_.weight_bytes();
+    const WindowSet::Slot slot = windows_.Take(description.kind, unit);
+    const int64_t window = BufferIndex(slot.name, Space::kDevice, bytes);
+    if (slot.holds_unit) return window;
+    Node& node = Add(NodeKind::kLoadUnit,
+                     layout_.resident(unit) ? Resource::kCollective : Resource::kHostToDevice);
+    node.unit = unit;
+    node.layer = description.layer;
+    node.buffer = window;
+    node.bytes = bytes;
+    Write(window);
+    AfterUpdatesOf(unit);
+    return window;
+  }
+
+  // The last node needs the unit's newest version: updates of the step before.
+  void AfterUpdatesOf(int64_t unit) {
+    for (int64_t c = layout_.first_chunk(unit); c < layout_.first_chunk(unit + 1); ++c) {
+      const auto update = updates_.find(c);
+      if (update != updates_.end() && update->second < step_begin_) After(update->second);
+    }
+  }
+
+  void ReadWeights(int64_t unit, int64_t buffer) {
+    Read(buffer);
+    if (UsedInPlace(unit)) AfterUpdatesOf(unit);
+  }
+
+  void Forward(bool keep) {
+    Node& gather = Add(NodeKind::kGatherRows, Resource::kHostToDevice);
+    gather.unit = embedding_;
+    gather.bytes = layout_.resident(embedding_)
+                       ? 0
+                       : batch_.micro_batch_tokens() * model_.hidden_size * layout_.weight_bytes();
+    Write(Activation(0));
+    AfterUpdatesOf(embedding_);
+    for (int64_t layer = 0; layer < model_.layer_count; ++layer) {
+      const v1::LayerPlan layer_plan = LayerPlanOf(layer);
+      if (keep && OnHost(layer) && Replays(layer)) {
+        Node& store = Add(NodeKind::kStoreBoundary, Resource::kBoundaryOut);
+        store.layer = layer;
+        store.buffer = HostBoundary(layer);
+        store.bytes = TokenBytes();
+        Read(Activation(layer));
+        Write(HostBoundary(layer));
+      }
+      const int64_t ordinary = layer_unit_.at(layer);
+      const int64_t window = Load(ordinary);
+      Node& mixer = Add(NodeKind::kForwardMixer, Resource::kCompute);
+      mixer.layer = layer;
+      mixer.unit = ordinary;
+      ReadWeights(ordinary, window);
+      Read(Activation(layer));
+      if (keep && layer_plan.retain_mixer()) Write(Saved(layer, "mixer"));
+
+      const int64_t mixture_unit = MixtureUnit(layer);
+      const int64_t experts = mixture_unit == ordinary ? window : Load(mixture_unit);
+      Node& mixture = Add(NodeKind::kForwardMixture, Resource::kCompute);
+      mixture.layer = layer;
+      mixture.unit = mixture_unit;
+      ReadWeights(ordinary, window);
+      if (mixture_unit != ordinary) ReadWeights(mixture_unit, experts);
+      if (keep && layer_plan.retain_mixture()) Write(Saved(layer, "mixture"));
+      Write(Activation(layer + 1));
+    }
+  }
+
+  void Head() {
+    const int64_t window = Load(head_);
+    const int64_t gradient = GradientBuffer(head_);
+    Node& node = Add(NodeKind::kHead, Resource::kCompute);
+    node.unit = head_;
+    node.buffer = gradient;
+    ReadWeights(head_, window);
+    Read(Activation(model_.layer_count));
+    Write(gradient);
+    loss_node_ = last();
+    StoreGradients(head_, gradient);
+  }
+
+  void Backward(int64_t layer) {
+    const v1::LayerPlan layer_plan = LayerPlanOf(layer);
+    const int64_t ordinary = layer_unit_.at(layer);
+    const int64_t mixture_unit = MixtureUnit(layer);
+    const bool replays = Replays(layer);
+    int64_t boundary = -1;
+    if (replays && OnHost(layer)) {
+      Node& load = Add(NodeKind::kLoadBoundary, Resource::kBoundaryIn);
+      load.layer = layer;
+      boundary = BoundaryIn(layer);
+      load.buffer = boundary;
+      load.bytes = TokenBytes();
+      Read(HostBoundary(layer));
+      Write(boundary);
+    }
+    const int64_t window = Load(ordinary);
+    const int64_t experts = mixture_unit == ordinary ? window : Load(mixture_unit);
+    if (!layer_plan.retain_mixer()) {
+      Node& replay = Add(NodeKind::kReplayMixer, Resource::kCompute);
+      replay.layer = layer;
+      replay.unit = ordinary;
+      replay.buffer = boundary;
+      Read(boundary);
+      Read(window);
+      Write(Saved(layer, "mixer"));
+    }
+    if (!layer_plan.retain_mixture()) {
+      Node& replay = Add(NodeKind::kReplayMixture, Resource::kCompute);
+      replay.layer = layer;
+      replay.unit = mixture_unit;
+      Read(window);
+      if (experts != window) Read(experts);
+      Write(Saved(layer, "mixture"));
+    }
+    const int64_t ordinary_gradient = GradientBuffer(ordinary);
+    const int64_t mixture_gradient =
+        mixture_unit == ordinary ? ordinary_gradient : GradientBuffer(mixture_unit);
+    Node& mixture = Add(NodeKind::kBackwardMixture, Resource::kCompute);
+    mixture.layer = layer;
+    mixture.unit = mixture_unit;
+    mixture.buffer = mixture_gradient;
+    Read(window);
+    if (experts != window) Read(experts);
+    Read(Saved(layer, "mixture"));
+    Write(ordinary_gradient);
+    if (mixture_gradient != ordinary_gradient) {
+      Write(mixture_gradient);
+      StoreGradients(mixture_unit, mixture_gradient);
+    }
+    Node& mixer = Add(NodeKind::kBackwardMixer, Resource::kCompute);
+    mixer.layer = layer;
+    mixer.unit = ordinary;
+    mixer.buffer = ordinary_gradient;
+    Read(window);
+    Read(boundary);
+    Read(Saved(layer, "mixer"));
+    Write(ordinary_gradient);
+    StoreGradients(ordinary, ordinary_gradient);
+  }
+
+  int64_t GradientBuffer(int64_t unit) {
+    const ParameterUnit& description = layout_.units()[unit];
+    const WindowSet::Slot slot = gradients_.Take(description.kind, unit);
+    return BufferIndex("gradient." + slot.name, Space::kDevice, description.elements * 4);
+  }
+
+  void StoreGradients(int64_t unit, int64_t gradient) {
+    const bool resident = layout_.resident(unit);
+    const Resource resource = !resident                     ? Resource::kDeviceToHost
+                              : layout_.rank_count() == 1 ? Resource::kDeviceUpdate
+                                                          : Resource::kCollective;
+    for (int64_t c = layout_.first_chunk(unit); c < layout_.first_chunk(unit + 1); ++c) {
+      Node& store = Add(NodeKind::kStoreGradient, resource);
+      store.unit = unit;
+      store.chunk = c;
+      store.buffer = gradient;
+      store.bytes = resource == Resource::kDeviceUpdate
+                        ? 0
+                        : layout_.chunks()[c].elements * layout_.gradient_bytes();
+      Read(gradient);
+      stores_.push_back(last());
+      landed_[c] = last();
+    }
+  }
+
+  void EmbeddingBackward() {
+    const int64_t rows = BufferIndex("gradient.rows", Space::kDevice, 0);
+    Node& node = Add(NodeKind::kEmbeddingBackward, Resource::kCompute);
+    node.unit = embedding_;
+    Write(rows);
+    if (micro_batch_ + 1 < plan_.accumulation()) return;
+    Node& store = Add(NodeKind::kStoreRows, layout_.resident(embedding_) ? Resource::kDeviceUpdate
+                                                                        : Resource::kDeviceToHost);
+    store.unit = embedding_;
+    Read(rows);
+    stores_.push_back(last());
+    for (int64_t c = layout_.first_chunk(embedding_); c < layout_.first_chunk(embedding_ + 1); ++c) {
+      landed_[c] = last();
+    }
+  }
+
+  // In the order of next use. The executor of a worker runs those of its own resident chunks.
+  void Updates() {
+    const bool deferred = plan_.update_mode() == v1::UPDATE_MODE_DEFERRED;
+    int64_t gate = loss_node_;
+    if (deferred) {
+      Add(NodeKind::kClip, Resource::kHostOptimizer);
+      for (const int64_t store : stores_) After(store);
+      gate = last();
+    }
+    const int64_t state_bytes = 2 * (layout_.float32() ? 12 : 12);
+    for (const Chunk& chunk : layout_.chunks()) {
+      Node& update = Add(NodeKind::kUpdate, chunk.owner_rank < 0 ? Resource::kHostOptimizer
+                                                                 : Resource::kDeviceUpdate);
+      update.unit = chunk.unit;
+      update.chunk = chunk.index;
+      update.owner_rank = chunk.owner_rank;
+      update.bytes = chunk.elements *
+                     (state_bytes + layout_.gradient_bytes() * layout_.rank_count());
+      After(landed_.at(chunk.index));
+      After(gate);
+      if (UsedInPlace(chunk.unit)) Write(Weights(chunk.unit));
+      updates_[chunk.index] = last();
+    }
+  }
+
+  // The second step, with edges into the first at distance 1.
+  StepGraph Take() {
+    const int64_t count = static_cast<int64_t>(nodes_.size()) / 2;
+    OOM_CHECK(step_begin_ == count);
+    StepGraph graph;
+    graph.buffers = std::move(buffers_);
+    graph.nodes.assign(std::make_move_iterator(nodes_.begin() + count),
+                       std::make_move_iterator(nodes_.end()));
+    for (Node& node : graph.nodes) {
+      std::set<std::pair<int, int64_t>> unique;
+      for (const Edge& edge : node.predecessors) {
+        if (edge.node >= count) {
+          unique.insert({0, edge.node - count});
+        } else {
+          unique.insert({1, edge.node});
+        }
+      }
+      node.predecessors.clear();
+      for (const auto& [distance, index] : unique) {
+        node.predecessors.push_back({.node = index, .distance = distance});
+      }
+    }
+    return graph;
+  }
+
+  const ModelDescription& model_;
+  const v1::Plan& plan_;
+  const SharedLayout& layout_;
+  const BatchShape batch_;
+  WindowSet windows_;
+  WindowSet gradients_;
+  int64_t embedding_ = -1;
+  int64_t head_ = -1;
+  std::map<int64_t, int64_t> layer_unit_;
+  std::map<int64_t, int64_t> experts_unit_;
+
+  std::vector<Node> nodes_;
+  std::vector<Buffer> buffers_;
+  std::vector<Use> uses_;
+  std::map<std::string, int64_t> buffer_index_;
+  std::vector<int64_t> stores_;            // Of this step.
+  std::map<int64_t, int64_t> landed_;      // Chunk to the node that completes its gradient.
+  std::map<int64_t, int64_t> updates_;     // Chunk to its newest update.
+  int64_t loss_node_ = -1;
+  int64_t step_begin_ = 0;
+  int micro_batch_ = 0;
+};
+
+Status PlanError(const std::string& field, const std::string& message) {
+  return Status(Code::kInvalidArgument, message).WithField("plan." + field);
+}
+
+}  // namespace
+
+Status ValidatePlan(const ModelDescription& model, const v1::Plan& plan) {
+  if (plan.version() != 1) {
+    return PlanError("version", "plan version " + std::to_string(plan.version()) + ", expected 1");
+  }
+  if (plan.path() != v1::EXECUTION_PATH_LOCAL) {
+    return PlanError("path", "only the Local path runs here");
+  }
+  if (plan.rank_count() < 1 || plan.rank_count() > 64) {
+    return PlanError("rank_count", "rank_count must be 1 to 64");
+  }
+  if (plan.reduction() != v1::GRADIENT_REDUCTION_HOST) {
+    return PlanError("reduction", "cpu devices reduce gradients on the host");
+  }
+  const auto positive = [](int64_t value, const char* field) {
+    return value >= 1 ? Status::Ok() : PlanError(field, std::string(field) + " must be at least 1");
+  };
+  OOM_RETURN_IF_ERROR(positive(plan.chunk_bytes(), "chunk_bytes"));
+  OOM_RETURN_IF_ERROR(positive(plan.window_count(), "window_count"));
+  OOM_RETURN_IF_ERROR(positive(plan.gradient_buffer_count(), "gradient_buffer_count"));
+  OOM_RETURN_IF_ERROR(positive(plan.boundary_buffer_count(), "boundary_buffer_count"));
+  OOM_RETURN_IF_ERROR(positive(plan.accumulation(), "accumulation"));
+  OOM_RETURN_IF_ERROR(positive(plan.micro_batch_tokens(), "micro_batch_tokens"));
+  OOM_RETURN_IF_ERROR(positive(plan.worker_threads(), "worker_threads"));
+  if (plan.update_mode() != v1::UPDATE_MODE_DEFERRED &&
+      plan.update_mode() != v1::UPDATE_MODE_OVERLAPPED) {
+    return PlanError("update_mode", "update_mode is missing");
+  }
+  if (plan.update_mode() == v1::UPDATE_MODE_OVERLAPPED && plan.accumulation() > 1) {
+    return PlanError("update_mode", "accumulation over 1 needs deferred updates");
+  }
+  if (model.tied_embedding) {
+    return PlanError("units", "tied embeddings cannot be trained yet for this family");
+  }
+  const std::vector<ParameterUnit> units = BuildUnits(model, plan.rank_count());
+  if (static_cast<size_t>(plan.units_size()) != units.size()) {
+    return PlanError("units", "the plan has " + std::to_string(plan.units_size()) +
+                                  " units, the model " + std::to_string(units.size()));
+  }
+  for (const ParameterUnit& unit : units) {
+    const v1::UnitPlan& unit_plan = plan.units(static_cast<int>(unit.index));
+    const std::string field = "units[" + std::to_string(unit.index) + "]";
+    if (unit_plan.unit() != unit.name) {
+      return PlanError(field, "unit '" + unit_plan.unit() + "' where the model has '" + unit.name + "'");
+    }
+    if (unit_plan.home() == v1::STATE_HOME_UNSPECIFIED) return PlanError(field, "home is missing");
+    if (unit_plan.numa_node() < 0 ||
+        unit_plan.numa_node() >= std::max(1, plan.optimizer_threads_size())) {
+      return PlanError(field, "NUMA node " + std::to_string(unit_plan.numa_node()) +
+                                  " has no optimizer threads");
+    }
+  }
+  if (plan.layers_size() != model.layer_count) {
+    return PlanError("layers", "the plan has " + std::to_string(plan.layers_size()) +
+                                   " layers, the model " + std::to_string(model.layer_count));
+  }
+  for (int layer = 0; layer < plan.layers_size(); ++layer) {
+    const v1::LayerPlan& layer_plan = plan.layers(layer);
+    const std::string field = "layers[" + std::to_string(layer) + "]";
+    if (layer_plan.boundary() != v1::BOUNDARY_HOME_HOST &&
+        layer_plan.boundary() != v1::BOUNDARY_HOME_DEVICE) {
+      return PlanError(field, "a boundary is kept on HOST or DEVICE for this model");
+    }
+  }
+  return Status::Ok();
+}
+
+StepGraph BuildTrainingGraph(const GraphInputs& inputs) { return GraphBuilder(inputs).Training(); }
+
+StepGraph BuildEvaluationGraph(const GraphInputs& inputs) {
+  return GraphBuilder(inputs).Evaluation();
+}
+
+}  // namespace oom

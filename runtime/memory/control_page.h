@@ -1,0 +1,133 @@
+// ControlPage is the data plane's only channel (architecture, idea 5): one shared mapping for one attempt of a
+// job, zero at first, with the words and records by which workers and job host follow each other. Word
+// indices follow from the graph; none is sent. A new attempt gets a new page, so a resumed step can never
+// take a stale word for a new one.
+// Step numbers count from 0; words hold "steps done": version(c) = t means that t updates are in the weights.
+// Any process may map it. Accessors are thread-safe; which process writes a word is said beside it.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/memory/shared_word.h"
+
+namespace oom {
+
+// Steps that may be in flight at once: records are kept in a ring of this many.
+inline constexpr int64_t kStepRing = 4;
+
+// What one rank says of one step; written before loss_known(rank) is published (losses) or
+// step_done(rank) (the rest).
+struct RankRecord {
+  int64_t step;
+  double loss_sum;            // Sum over this rank's valid targets.
+  int64_t valid_targets;      // Of the whole global batch, counted by this rank.
+  double auxiliary_loss;      // Coefficient applied; of this rank's tokens.
+  double exposed_wait_seconds;
+  double step_seconds;
+  double evaluation_loss_sum;
+  int64_t evaluation_targets;
+  int64_t device_bytes_peak;
+  int64_t host_to_device_bytes;
+  int64_t device_to_host_bytes;
+};
+
+// What the job host says of one step; written before clip_known is published.
+struct StepRecord {
+  int64_t step;
+  double gradient_norm;
+  double clip;                // k of the update rule; 1: no clipping.
+};
+
+class ControlPage {
+ public:
+  struct Layout {
+    int rank_count = 0;
+    int64_t chunk_count = 0;
+    int64_t block_count = 0;  // 4,096-blocks of all units.
+  };
+
+  // A new zero page in a sealed memfd. Codes of ErrnoStatus.
+  static Result<std::unique_ptr<ControlPage>> Create(const Layout& layout);
+  // Maps a page that another process made. Fails with kInvalidArgument if its layout is not `layout`.
+  static Result<std::unique_ptr<ControlPage>> Map(UniqueFd fd, const Layout& layout);
+  ~ControlPage();
+  ControlPage(const ControlPage&) = delete;
+  ControlPage& operator=(const ControlPage&) = delete;
+
+  int fd() const { return fd_.get(); }
+  const Layout& layout() const { return layout_; }
+
+  // Job host: not 0 ends every wait. Stored first in the order of engine rules, section 7.
+  SharedWord& aborted() const { return word(0); }
+  // Job host: steps below this number may be begun.
+  SharedWord& step_limit() const { return word(1); }
+  // Job host: 0, or 1 + the step before which workers end (no step from there on is begun).
+  SharedWord& stop_step() const { return word(2); }
+  // Job host: the cut that a checkpoint takes: after that many completed steps (0: none yet).
+  SharedWord& checkpoint_step() const { return word(3); }
+  // Job host: norm and clip factor of steps below this number are known.
+  SharedWord& clip_known() const { return word(4); }
+  // Job host: gradient chunks that have left the backlog, in FIFO order.
+  SharedWord& backlog_freed() const { return word(5); }
+  // Job host: every update of steps below this number is done.
+  SharedWord& updates_done() const { return word(6); }
+
+  // Anyone: rung after every word that may give the host optimizer work (landed, loss_known, norm_known,
+  // version of resident chunks), since one thread cannot sleep on many words. A GPU cannot ring; then
+  // the optimizer looks again after at most 200 us.
+  SharedWord& bell() const { return word(7); }
+
+  // The chunk's updater (job host, or the owner of a resident chunk): updates in its weights.
+  SharedWord& version(int64_t chunk) const { return word(kFixedWords + chunk); }
+  // The chunk's updater: squares of its summed gradient are in norm_squares, for steps below.
+  SharedWord& norm_known(int64_t chunk) const {
+    return word(kFixedWords + layout_.chunk_count + chunk);
+  }
+  // The owner of a resident chunk: its state after that many steps is in the snapshot pool.
+  SharedWord& snapshot_taken(int64_t chunk) const {
+    return word(kFixedWords + 2 * layout_.chunk_count + chunk);
+  }
+  // Worker `rank`: its partial gradient of the chunk is in place for steps below.
+  SharedWord& landed(int rank, int64_t chunk) const {
+    return word(kFixedWords + (3 + rank) * layout_.chunk_count + chunk);
+  }
+  // Worker `rank`: its loss of steps below this number is in its record.
+  SharedWord& loss_known(int rank) const { return word(RankWords() + 3 * rank); }
+  // Worker `rank`: all of its nodes of steps below this number are done.
+  SharedWord& step_done(int rank) const { return word(RankWords() + 3 * rank + 1); }
+  // Worker `rank`: raised at every node: the watchdog's heartbeat.
+  SharedWord& heartbeat(int rank) const { return word(RankWords() + 3 * rank + 2); }
+
+  RankRecord& rank_record(int rank, int64_t step) const;
+  StepRecord& step_record(int64_t step) const;
+  // Sum of squares of each 4,096-block, all units in canonical order.
+  std::span<double> norm_squares() const;
+
+  // Stores `aborted` and wakes every sleeper of every word.
+  void Abort();
+
+ private:
+  static constexpr int64_t kFixedWords = 8;
+
+  ControlPage(UniqueFd fd, const Layout& layout, std::byte* base, int64_t bytes)
+      : fd_(std::move(fd)), layout_(layout), base_(base), bytes_(bytes) {}
+
+  static int64_t WordCount(const Layout& layout);
+  static int64_t TotalBytes(const Layout& layout);
+  static Result<std::unique_ptr<ControlPage>> MapPage(UniqueFd fd, const Layout& layout);
+  int64_t RankWords() const { return kFixedWords + (3 + layout_.rank_count) * layout_.chunk_count; }
+  SharedWord& word(int64_t index) const;
+
+  const UniqueFd fd_;
+  const Layout layout_;
+  std::byte* const base_;
+  const int64_t bytes_;
+};
+
+}  // namespace oom

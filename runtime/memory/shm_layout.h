@@ -1,0 +1,133 @@
+// Where every shared byte of a job lies: chunks, and for each the regions of its weights, its moments and its
+// gradients in the job's pools. Computed from model, plan and job alike by oomd (which creates the pools),
+// the job host and the workers; nothing of it is sent. Bytes are described in shm_layout.md.
+// Immutable after Build; thread-safe.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "oom/v1/plan.pb.h"
+#include "runtime/base/status.h"
+#include "runtime/memory/control_page.h"
+#include "runtime/model/description.h"
+#include "runtime/model/unit.h"
+
+namespace oom {
+
+// A part of a unit: the granularity of delivery, gradients, updates and snapshots.
+struct Chunk {
+  int64_t index = 0;            // In the job: the number of its words.
+  int64_t unit = 0;
+  int64_t first_element = 0;    // In the unit, with padding; a multiple of rank_count * 4,096.
+  int64_t elements = 0;
+  int64_t first_block = 0;      // In the job's canonical block order (norm_squares).
+  int owner_rank = -1;          // Of a resident chunk; -1: streamed, updated by the job host.
+  int numa_node = 0;            // Of a streamed chunk.
+};
+
+// Bytes in a pool.
+struct Region {
+  int pool = -1;                // Index into SharedLayout::pools().
+  int64_t offset_bytes = 0;
+  int64_t bytes = 0;
+};
+
+struct PoolSpec {
+  std::string name;             // "weights.0", "rest.0", "gradients.0", "activations.1", "device.1", ...
+  int numa_node = 0;
+  int64_t bytes = 0;
+};
+
+// Sizes of one micro-batch on one rank that the layout needs beside model and plan.
+struct BatchShape {
+  int64_t micro_batch_sequences = 0;
+  int64_t sequence_length = 0;
+  int accumulation = 1;
+  int64_t micro_batch_tokens() const { return micro_batch_sequences * sequence_length; }
+  int64_t rank_tokens() const { return micro_batch_tokens() * accumulation; }
+};
+
+class SharedLayout {
+ public:
+  // REQUIRES: `plan` was validated against the model (one UnitPlan a unit, positive sizes).
+  static SharedLayout Build(const ModelDescription& model, const v1::Plan& plan,
+                            const BatchShape& batch);
+
+  const std::vector<ParameterUnit>& units() const { return units_; }
+  const std::vector<Chunk>& chunks() const { return chunks_; }
+  const std::vector<PoolSpec>& pools() const { return pools_; }
+  // Chunks of unit u are chunks()[first_chunk(u)] to chunks()[first_chunk(u + 1) - 1].
+  int64_t first_chunk(int64_t unit) const { return first_chunk_[unit]; }
+  bool resident(int64_t unit) const { return chunks_[first_chunk_[unit]].owner_rank >= 0; }
+  ControlPage::Layout control_page() const;
+
+  int rank_count() const { return rank_count_; }
+  bool float32() const { return float32_; }
+  int64_t weight_bytes() const { return float32_ ? 4 : 2; }       // Of one working weight.
+  int64_t rest_block_bytes() const { return float32_ ? 32768 : 40960; }
+  // Bytes of one element of a stored gradient partial: 2, or 4 with float32 or accumulation over 1.
+  int64_t gradient_bytes() const { return gradient_bytes_; }
+  int64_t activation_bytes() const { return float32_ ? 4 : 2; }
+
+  // Working weights (masters with float32) and the interleaved rest of a chunk.
+  Region weights(int64_t chunk) const { return weights_[chunk]; }
+  Region rest(int64_t chunk) const { return rest_[chunk]; }
+  // Where rank's partial of the chunk goes in step t. Streamed chunks of overlapped updates share a ring
+  // of slots in store order; all else has its own place. REQUIRES: not the embedding (see embedding_rows).
+  Region gradient(int64_t chunk, int rank, int64_t step) const;
+  // FIFO number of a ring chunk in step t; -1 if the chunk does not pass the ring.
+  int64_t ring_sequence(int64_t chunk, int64_t step) const;
+  int64_t ring_slot_count() const { return ring_slot_count_; }
+  int64_t ring_chunks_per_step() const { return ring_chunks_per_step_; }
+
+  // The embedding's gradient of a rank: int64 count, then row numbers int32[max_rows], then rows
+  // [max_rows, hidden] of partial type (engine rules, section 8).
+  struct RowGradient {
+    Region region;
+    int64_t max_rows = 0;
+    int64_t row_numbers_offset_bytes = 0;
+    int64_t rows_offset_bytes = 0;
+  };
+  RowGradient embedding_rows(int rank) const { return embedding_rows_[rank]; }
+  // Bytes of one element of those rows: 4 with float32, else 2.
+  int64_t row_gradient_bytes() const { return float32_ ? 4 : 2; }
+
+  // The boundary below layer `layer` of a rank; bytes 0 unless the plan keeps it on the host.
+  Region boundary(int rank, int64_t layer) const { return boundaries_[rank][layer]; }
+  // A resident chunk's copy at the cut of a checkpoint: weights, then rest.
+  Region snapshot(int64_t chunk) const { return snapshots_[chunk]; }
+
+ private:
+  std::vector<ParameterUnit> units_;
+  std::vector<Chunk> chunks_;
+  std::vector<PoolSpec> pools_;
+  std::vector<int64_t> first_chunk_;
+  std::vector<Region> weights_;
+  std::vector<Region> rest_;
+  std::vector<Region> gradients_;        // Of rank 0; ranks follow each other.
+  std::vector<int64_t> ring_position_;   // In the step's store order; -1: not in the ring.
+  std::vector<RowGradient> embedding_rows_;
+  std::vector<std::vector<Region>> boundaries_;
+  std::vector<Region> snapshots_;
+  Region ring_;
+  int64_t ring_slot_bytes_ = 0;          // Of one rank.
+  int64_t ring_slot_count_ = 0;
+  int64_t ring_chunks_per_step_ = 0;
+  int64_t block_count_ = 0;
+  int64_t gradient_bytes_ = 2;
+  int rank_count_ = 1;
+  bool float32_ = false;
+
+  friend class SharedLayoutBuilder;
+};
+
+// The bases at which this process has mapped the job's pools.
+struct PoolMap {
+  std::vector<std::byte*> bases;
+  std::byte* At(const Region& region) const { return bases[region.pool] + region.offset_bytes; }
+};
+
+}  // namespace oom

@@ -1,0 +1,59 @@
+// Routed experts on rows sorted by expert: one product per expert on contiguous rows.
+//   gate_up = x Wgu_e.T;  y = SwiGLU(gate_up) Wd_e.T;  combined_t = sum over its rows of w * y.
+// Backward, with dy the gradient of combined and a = SwiGLU(gate_up):
+//   da = dy Wd_e;  dw = <da, a>  (equal to <dy, y>, without the experts' outputs);
+//   dWd_e += dy.T (w a);  dgate_up = SwiGLU backward of w da;  dWgu_e += dgate_up.T x;  dx = dgate_up Wgu_e.
+// An expert without rows is not touched, its gradient included.
+// Shapes: T tokens, K experts a token, R = T * K rows, H hidden, I width, F = 2I, E experts.
+// Nothing here knows where rows come from: the caller gathers them, from its own tokens or from other ranks.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/ops/aten.h"
+
+namespace oom {
+
+// A stable sort of the (token, choice) pairs by expert.
+struct ExpertGroups {
+  std::vector<int64_t> rows_by_expert;  // [E]; their sum is R.
+  at::Tensor pair_R;   // int64: token * K + choice of each row.
+  at::Tensor token_R;  // int64: token of each row.
+  at::Tensor rows_TK;  // int64: a token's rows, rising, so in expert order.
+
+  int64_t bytes() const;
+};
+
+ExpertGroups GroupByExpert(const at::Tensor& expert_TK, int64_t expert_count);
+
+at::Tensor ExpertsGateUpForward(const at::Tensor& x_RH, const at::Tensor& gate_up_EFH,
+                                const std::vector<int64_t>& rows_by_expert);
+
+// The experts' outputs [R, H], not yet weighted.
+at::Tensor ExpertsDownForward(const at::Tensor& gate_up_RF, const at::Tensor& down_EHI,
+                              const std::vector<int64_t>& rows_by_expert);
+
+struct ExpertsGradients {
+  at::Tensor x_RH;      // In x's type.
+  at::Tensor weight_R;  // Wide.
+};
+
+struct ExpertsBackwardInput {
+  at::Tensor x_RH;
+  at::Tensor gate_up_RF;
+  at::Tensor weight_R;  // As applied in the combine.
+  at::Tensor dy_RH;     // Gradient of the combined result at each row's token, not weighted.
+};
+
+// `dgate_up_EFH` and `ddown_EHI` accumulate.
+ExpertsGradients ExpertsBackward(const ExpertsBackwardInput& input, const at::Tensor& gate_up_EFH,
+                                 const at::Tensor& down_EHI,
+                                 const std::vector<int64_t>& rows_by_expert,
+                                 at::Tensor dgate_up_EFH, at::Tensor ddown_EHI);
+
+// [T, H]: each token's rows added one by one in expert order, in `type`.
+at::Tensor SumTokenRows(const at::Tensor& x_RH, const ExpertGroups& groups, at::ScalarType type);
+
+}  // namespace oom

@@ -1,0 +1,125 @@
+// The two programs of a decoder layer, forward and backward, as the executor calls them: the mixer
+// (norm, attention, residual) and the mixture (norm, routed experts or a dense MLP, residual).
+//   h = x + Attention(RMSNorm(x)),   y = h + Mixture(RMSNorm(h)).
+// Shapes: T tokens, H hidden, N query heads, G key/value heads, d head size, E experts, K experts a token,
+// I expert width, R = T * K expert rows, F = 2I. Activations are all of one type (FP32, BF16 or FP64).
+// Parameter gradients accumulate (+=) and are wide (FP32; FP64 with FP64 activations). No autograd: the
+// caller runs these with gradient mode off. Thread-safe: no state but the arguments.
+//
+// Parts (paper, Table 1): the mixer by query heads, the mixture by tokens. A part reads and accumulates only
+// the rows or columns of the weights that it needs. Replaying a forward gives the saved tensors bit for
+// bit, so that backward does not depend on whether they were kept.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/model/description.h"
+#include "runtime/ops/aten.h"
+#include "runtime/ops/causal_attention.h"
+#include "runtime/ops/experts.h"
+#include "runtime/ops/load_balance.h"
+#include "runtime/ops/router.h"
+
+namespace oom {
+
+// Documents packed one after another. They never cross a sequence.
+struct PackedBatch {
+  at::Tensor positions;             // [T] int64: 0, 1, ... within each document.
+  std::vector<int64_t> cu_seqlens;  // Document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]).
+};
+
+// Positions that restart with each document. REQUIRES: cu_seqlens starts at 0 and does not decrease.
+PackedBatch MakePackedBatch(std::vector<int64_t> cu_seqlens);
+
+// A layer's weights, or their gradients in the same shapes. What the model lacks is undefined; an
+// undefined gradient is not computed where its weight only scales (norms), else it must be there.
+struct LayerTensors {
+  at::Tensor input_norm;  // [H]
+  at::Tensor query;       // [N*d, H]
+  at::Tensor key;         // [G*d, H]
+  at::Tensor value;       // [G*d, H]
+  at::Tensor output;      // [H, N*d]
+  at::Tensor query_norm;  // [d]
+  at::Tensor key_norm;    // [d]
+  at::Tensor post_norm;   // [H]
+  at::Tensor router;      // [E, H]; undefined in a dense layer.
+  at::Tensor gate_up;     // [E, 2I, H]; dense: [2I, H]
+  at::Tensor down;        // [E, H, I]; dense: [H, I]
+};
+
+// Query heads [first, first + count): whole groups of query heads that share a key/value head.
+struct HeadRange {
+  int64_t first = 0;
+  int64_t count = -1;  // -1: all.
+};
+
+// Tokens [first, first + count).
+struct TokenRange {
+  int64_t first = 0;
+  int64_t count = -1;  // -1: all.
+};
+
+// What the mixer's backward needs: its input and the projections of its heads before norm and rotation
+// (both are recomputed), the attention results, and the log-sum-exp of the scores.
+struct MixerSaved {
+  HeadRange heads;
+  at::Tensor input_TH;
+  at::Tensor query_TNd;
+  at::Tensor key_TGd;
+  at::Tensor value_TGd;
+  AttentionOutput attention;
+
+  // Of everything that this keeps alive, the input included.
+  int64_t bytes() const;
+};
+
+// What the mixture's backward needs: its input, the routing, and the gate/up product. Neither the normed
+// rows nor the experts' outputs are kept.
+struct MixtureSaved {
+  TokenRange tokens;
+  at::Tensor input_TH;    // The range's rows.
+  at::Tensor gate_up_RF;  // In expert order; dense: [T, 2I].
+  RouterSaved router;     // Routed layers only.
+  ExpertGroups groups;    // Routed layers only.
+
+  int64_t bytes() const;
+};
+
+// All heads: h in x's type. A part: its contribution to the output projection, wide and without the
+// residual; FinishMixer(x, sum of the parts) is h. `saved` may be null: nothing is kept.
+at::Tensor MixerForward(const ModelDescription& model, const LayerTensors& weights,
+                        const at::Tensor& x_TH, const PackedBatch& batch, MixerSaved* saved,
+                        HeadRange heads = {});
+
+// All heads: dx in dh's type. A part: its contribution to dx, wide and without the residual;
+// FinishMixer(dh, sum of the parts) is dx. The heads are those of `saved`.
+at::Tensor MixerBackward(const ModelDescription& model, const LayerTensors& weights,
+                         const at::Tensor& dh_TH, const MixerSaved& saved,
+                         const PackedBatch& batch, LayerTensors* gradients);
+
+// residual + sum of parts, rounded once to the residual's type.
+at::Tensor FinishMixer(const at::Tensor& residual_TH, const at::Tensor& sum_TH);
+
+struct MixtureOptions {
+  // Replay: stop once `saved` is complete, before the down product; the result is undefined.
+  bool stop_at_gate_up = false;
+  TokenRange tokens;
+  // Routed layers add what they chose, if not null.
+  RouterStats* stats = nullptr;
+};
+
+// y of the tokens asked for. `saved` may be null: nothing is kept.
+at::Tensor MixtureForward(const ModelDescription& model, MixtureKind kind,
+                          const LayerTensors& weights, const at::Tensor& h_TH, MixtureSaved* saved,
+                          const MixtureOptions& options = {});
+
+// dh of the tokens of `saved`; `dy_TH` has the rows of the whole batch. `balance` adds the gradient of
+// the load-balancing loss (its coefficient may be 0).
+at::Tensor MixtureBackward(const ModelDescription& model, MixtureKind kind,
+                           const LayerTensors& weights, const at::Tensor& dy_TH,
+                           const MixtureSaved& saved, LayerTensors* gradients,
+                           const LoadBalanceTerm& balance = {});
+
+}  // namespace oom

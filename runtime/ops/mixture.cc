@@ -1,0 +1,99 @@
+// The mixture: y = h + Experts(RMSNorm(h)), or y = h + Mlp(RMSNorm(h)) in a dense layer.
+// Forward: n = norm(h);  routing;  rows of n gathered by expert;  gate/up;  SwiGLU;  down;  weighted sum.
+// Backward: dn = experts' (or MLP's) and router's gradients added up wide;  dh = dy + norm backward of dn.
+// Shapes as in layer.h, T counting the tokens of the part.
+
+#include "runtime/ops/dense_mlp.h"
+#include "runtime/ops/layer.h"
+#include "runtime/ops/precision.h"
+#include "runtime/ops/rms_norm.h"
+
+namespace oom {
+namespace {
+
+at::Tensor Rows(const at::Tensor& x_TH, TokenRange tokens) {
+  return tokens.count < 0 ? x_TH : x_TH.narrow(0, tokens.first, tokens.count);
+}
+
+at::Tensor WeightByRow(const ModelDescription& model, const MixtureSaved& saved) {
+  return CombineWeights(model, saved.router).flatten().index_select(0, saved.groups.pair_R);
+}
+
+// Everything that backward needs; all that a replay computes.
+MixtureSaved GateUp(const ModelDescription& model, MixtureKind kind, const LayerTensors& weights,
+                    const at::Tensor& h_TH, TokenRange tokens) {
+  MixtureSaved saved;
+  saved.tokens = tokens;
+  saved.input_TH = Rows(h_TH, tokens);
+  const at::Tensor normed_TH = RmsNormForward(saved.input_TH, weights.post_norm, model.rms_epsilon);
+  if (kind == MixtureKind::kDense) {
+    saved.gate_up_RF = DenseGateUpForward(normed_TH, weights.gate_up);
+    return saved;
+  }
+  saved.router = RouterForward(model, normed_TH, weights.router);
+  saved.groups = GroupByExpert(saved.router.expert_TK, model.expert_count);
+  saved.gate_up_RF = ExpertsGateUpForward(normed_TH.index_select(0, saved.groups.token_R),
+                                          weights.gate_up, saved.groups.rows_by_expert);
+  return saved;
+}
+
+at::Tensor RoutedBackward(const ModelDescription& model, const LayerTensors& weights,
+                          const at::Tensor& dy_TH, const at::Tensor& normed_TH,
+                          const MixtureSaved& saved, LayerTensors* gradients,
+                          const LoadBalanceTerm& balance) {
+  const ExpertGroups& groups = saved.groups;
+  const ExpertsGradients experts =
+      ExpertsBackward({.x_RH = normed_TH.index_select(0, groups.token_R),
+                       .gate_up_RF = saved.gate_up_RF,
+                       .weight_R = WeightByRow(model, saved),
+                       .dy_RH = dy_TH.index_select(0, groups.token_R)},
+                      weights.gate_up, weights.down, groups.rows_by_expert, gradients->gate_up,
+                      gradients->down);
+  const at::Tensor dweight_TK = at::empty_like(experts.weight_R)
+                                    .scatter_(0, groups.pair_R, experts.weight_R)
+                                    .view(saved.router.expert_TK.sizes());
+  at::Tensor dnormed_TH = SumTokenRows(experts.x_RH, groups, WideType(dy_TH.scalar_type()));
+  return dnormed_TH.add_(RouterBackward(model, saved.router, dweight_TK, balance, normed_TH,
+                                        weights.router, gradients->router));
+}
+
+}  // namespace
+
+at::Tensor MixtureForward(const ModelDescription& model, MixtureKind kind,
+                          const LayerTensors& weights, const at::Tensor& h_TH, MixtureSaved* saved,
+                          const MixtureOptions& options) {
+  MixtureSaved kept = GateUp(model, kind, weights, h_TH, options.tokens);
+  if (options.stats != nullptr && kind == MixtureKind::kRoutedExperts) {
+    CountRouting(kept.router, options.stats);
+  }
+  at::Tensor y_TH;
+  if (!options.stop_at_gate_up && kind == MixtureKind::kDense) {
+    y_TH = DenseDownForward(kept.gate_up_RF, weights.down).add_(kept.input_TH);
+  } else if (!options.stop_at_gate_up) {
+    at::Tensor y_RH =
+        ExpertsDownForward(kept.gate_up_RF, weights.down, kept.groups.rows_by_expert);
+    y_RH.mul_(WeightByRow(model, kept).unsqueeze(1));
+    y_TH = SumTokenRows(y_RH, kept.groups, y_RH.scalar_type()).add_(kept.input_TH);
+  }
+  if (saved != nullptr) *saved = std::move(kept);
+  return y_TH;
+}
+
+at::Tensor MixtureBackward(const ModelDescription& model, MixtureKind kind,
+                           const LayerTensors& weights, const at::Tensor& dy_TH,
+                           const MixtureSaved& saved, LayerTensors* gradients,
+                           const LoadBalanceTerm& balance) {
+  const at::Tensor dy_rows = Rows(dy_TH, saved.tokens);
+  const at::Tensor normed_TH = RmsNormForward(saved.input_TH, weights.post_norm, model.rms_epsilon);
+  const at::Tensor dnormed_TH =
+      kind == MixtureKind::kDense
+          ? DenseMlpBackward(dy_rows, normed_TH, saved.gate_up_RF, weights.gate_up, weights.down,
+                             gradients->gate_up, gradients->down)
+          : RoutedBackward(model, weights, dy_rows, normed_TH, saved, gradients, balance);
+  return RmsNormBackward(dnormed_TH, saved.input_TH, weights.post_norm, model.rms_epsilon,
+                         gradients->post_norm)
+      .add_(dy_rows)
+      .to(dy_TH.scalar_type());
+}
+
+}  // namespace oom

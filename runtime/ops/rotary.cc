@@ -1,0 +1,35 @@
+#include "runtime/ops/rotary.h"
+
+#include "runtime/ops/precision.h"
+
+namespace oom {
+
+RotaryTable MakeRotaryTable(const at::Tensor& positions_T, int64_t head_size, double theta,
+                            at::ScalarType type) {
+  const at::TensorOptions wide = positions_T.options().dtype(WideType(type));
+  const at::Tensor exponent =
+      at::arange(0, head_size, 2, wide).div_(static_cast<double>(head_size));
+  const at::Tensor frequency = at::reciprocal(at::pow(theta, exponent));
+  const at::Tensor angle =
+      at::mul(positions_T.to(wide.dtype()).unsqueeze(1), frequency).unsqueeze(1);
+  return {.cosine = at::cos(angle).to(type), .sine = at::sin(angle).to(type)};
+}
+
+at::Tensor RotaryForward(const at::Tensor& x_TNd, const RotaryTable& table) {
+  const int64_t half = x_TNd.size(2) / 2;
+  const at::Tensor first = x_TNd.narrow(2, 0, half);
+  const at::Tensor second = x_TNd.narrow(2, half, half);
+  at::Tensor y = at::empty(x_TNd.sizes(), x_TNd.options());
+  at::Tensor y_first = y.narrow(2, 0, half);
+  at::Tensor y_second = y.narrow(2, half, half);
+  // Products are rounded one by one before the sum, as the published models do in BF16.
+  at::mul_out(y_first, first, table.cosine).sub_(at::mul(second, table.sine));
+  at::mul_out(y_second, second, table.cosine).add_(at::mul(first, table.sine));
+  return y;
+}
+
+at::Tensor RotaryBackward(const at::Tensor& dy_TNd, const RotaryTable& table) {
+  return RotaryForward(dy_TNd, {.cosine = table.cosine, .sine = at::neg(table.sine)});
+}
+
+}  // namespace oom

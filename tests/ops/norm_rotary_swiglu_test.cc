@@ -1,0 +1,82 @@
+// Goal: the hand-derived backward of each small operator is the derivative of its forward.
+// Method: LibTorch's autograd of a plainly written forward, in double, at random points (seeds below).
+
+#include <gtest/gtest.h>
+
+#include "runtime/ops/rms_norm.h"
+#include "runtime/ops/rotary.h"
+#include "runtime/ops/swiglu.h"
+#include "tests/ops/reference.h"
+
+namespace oom::testing {
+namespace {
+
+constexpr double kExact = 1e-12;
+
+TEST(RmsNormTest, BackwardIsTheDerivativeOfForward) {
+  // Rows of very different size, so that epsilon matters in some; also the shape of a head's norm.
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{9, 20}, {5, 3, 8}}) {
+    const at::Tensor x = Random(shape, 1)
+                             .mul_(Random({shape[0]}, 2).mul_(3).exp_().view(
+                                 shape.size() == 2 ? at::IntArrayRef({-1, 1})
+                                                   : at::IntArrayRef({-1, 1, 1})))
+                             .requires_grad_();
+    const at::Tensor weight = Random({shape.back()}, 3).requires_grad_();
+    const at::Tensor dy = Random(shape, 4);
+    const at::Tensor y = ReferenceNorm(x, weight, 1e-3);
+    const std::vector<at::Tensor> expected = Autograd(y, dy, {x, weight});
+
+    at::Tensor dweight = at::ones_like(weight).detach();
+    const at::Tensor dx = RmsNormBackward(dy, x.detach(), weight.detach(), 1e-3, dweight);
+    ExpectNear(RmsNormForward(x.detach(), weight.detach(), 1e-3), y, kExact, "y");
+    ExpectNear(dx, expected[0], kExact, "dx");
+    ExpectNear(dweight.sub(1), expected[1], kExact, "dweight accumulates");
+  }
+}
+
+TEST(RotaryTest, RotationPreservesLengthAndDependsOnRelativePositionOnly) {
+  const at::Tensor q = Random({1, 2, 8}, 5), k = Random({1, 2, 8}, 6);
+  const auto score = [&](int64_t i, int64_t j) {
+    const auto rotate = [&](const at::Tensor& x, int64_t position) {
+      return RotaryForward(x, MakeRotaryTable(at::full({1}, position, at::kLong), 8, 1e4, at::kDouble));
+    };
+    EXPECT_NEAR(rotate(q, i).norm().item<double>(), q.norm().item<double>(), 1e-12);
+    return (rotate(q, i) * rotate(k, j)).sum().item<double>();
+  };
+  EXPECT_NEAR(score(7, 3), score(1004, 1000), 1e-9);
+  EXPECT_GT(std::abs(score(7, 3) - score(7, 4)), 1e-3);
+}
+
+TEST(RotaryTest, BackwardIsTheDerivativeOfForward) {
+  const at::Tensor positions = at::cat({at::arange(4, at::kLong), at::arange(3, at::kLong)});
+  const RotaryTable table = MakeRotaryTable(positions, 8, 1e4, at::kDouble);
+  const at::Tensor x = Random({7, 3, 8}, 7).requires_grad_();
+  const at::Tensor dy = Random({7, 3, 8}, 8);
+  const at::Tensor cosine = at::cat({table.cosine, table.cosine}, 2);
+  const at::Tensor sine = at::cat({table.sine, table.sine}, 2);
+  const at::Tensor rotated = at::cat({-x.narrow(2, 4, 4), x.narrow(2, 0, 4)}, 2);
+  const at::Tensor y = x * cosine + rotated * sine;
+  ExpectNear(RotaryForward(x.detach(), table), y, kExact, "y");
+  ExpectNear(RotaryBackward(dy, table), Autograd(y, dy, {x})[0], kExact, "dx");
+}
+
+TEST(RotaryTest, AnglesOfLateFp32PositionsAreThoseOfThePublishedModels) {
+  // FP32 product of position and frequency, then FP32 sine: not a double angle rounded afterwards.
+  const RotaryTable table =
+      MakeRotaryTable(at::full({1}, 200003, at::kLong), 128, 1e6, at::kFloat);
+  const at::Tensor exponent = at::arange(0, 128, 2, at::kFloat) / 128;
+  const at::Tensor frequency = 1.0 / at::pow(1e6, exponent);
+  ExpectNear(table.sine.flatten(), at::sin(frequency * 200003.0f), 0.0, "sine");
+}
+
+TEST(SwigluTest, BackwardIsTheDerivativeOfForward) {
+  const at::Tensor gate_up = Random({6, 14}, 9).mul_(3).requires_grad_();
+  const at::Tensor dy = Random({6, 7}, 10);
+  const at::Tensor gate = gate_up.narrow(1, 0, 7);
+  const at::Tensor y = gate * gate.sigmoid() * gate_up.narrow(1, 7, 7);
+  ExpectNear(SwigluForward(gate_up.detach()), y, kExact, "y");
+  ExpectNear(SwigluBackward(dy, gate_up.detach()), Autograd(y, dy, {gate_up})[0], kExact, "dx");
+}
+
+}  // namespace
+}  // namespace oom::testing

@@ -1,0 +1,103 @@
+#include "tests/ops/reference.h"
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+namespace oom::testing {
+namespace {
+
+at::Tensor RotateHalf(const at::Tensor& x) {
+  const std::vector<at::Tensor> halves = x.chunk(2, -1);
+  return at::cat({-halves[1], halves[0]}, -1);
+}
+
+at::Tensor Rotate(const at::Tensor& x_TNd, const at::Tensor& positions, double theta) {
+  const int64_t size = x_TNd.size(2);
+  const at::Tensor index = at::arange(0, size / 2, at::kDouble);
+  const at::Tensor frequency = at::exp(index * (-2.0 * std::log(theta) / static_cast<double>(size)));
+  const at::Tensor half_angle = positions.to(at::kDouble).unsqueeze(1) * frequency;
+  const at::Tensor angle = at::cat({half_angle, half_angle}, 1).unsqueeze(1);
+  return x_TNd * angle.cos().to(x_TNd.dtype()) + RotateHalf(x_TNd) * angle.sin().to(x_TNd.dtype());
+}
+
+at::Tensor Swiglu(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down) {
+  const std::vector<at::Tensor> parts = gate_up.chunk(2, 0);
+  const at::Tensor gate = x.matmul(parts[0].t());
+  return (gate * gate.sigmoid() * x.matmul(parts[1].t())).matmul(down.t());
+}
+
+}  // namespace
+
+at::Tensor ReferenceNorm(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
+  return weight * x / (x.square().mean(-1, true) + epsilon).sqrt();
+}
+
+at::Tensor ReferenceAttention(const at::Tensor& query, const at::Tensor& key,
+                              const at::Tensor& value, const std::vector<int64_t>& cu_seqlens,
+                              int64_t window) {
+  const int64_t tokens = query.size(0);
+  const int64_t group = query.size(1) / key.size(1);
+  at::Tensor document = at::empty({tokens}, at::kLong);
+  for (size_t i = 1; i < cu_seqlens.size(); ++i) {
+    document.slice(0, cu_seqlens[i - 1], cu_seqlens[i]).fill_(static_cast<int64_t>(i));
+  }
+  const at::Tensor index = at::arange(tokens, at::kLong);
+  const at::Tensor distance = index.unsqueeze(1) - index.unsqueeze(0);
+  at::Tensor allowed = distance.ge(0).logical_and(document.unsqueeze(1) == document.unsqueeze(0));
+  if (window > 0) allowed = allowed.logical_and(distance.lt(window));
+
+  const at::Tensor q = query.transpose(0, 1);
+  const at::Tensor k = key.transpose(0, 1).repeat_interleave(group, 0);
+  const at::Tensor v = value.transpose(0, 1).repeat_interleave(group, 0);
+  const at::Tensor scores =
+      q.matmul(k.transpose(1, 2)) / std::sqrt(static_cast<double>(query.size(2)));
+  const at::Tensor masked =
+      scores.masked_fill(allowed.logical_not(), -std::numeric_limits<double>::infinity());
+  return masked.softmax(-1).matmul(v).transpose(0, 1);
+}
+
+at::Tensor ReferenceMixer(const ModelDescription& model, const LayerTensors& weights,
+                          const at::Tensor& x_TH, const PackedBatch& batch) {
+  const int64_t tokens = x_TH.size(0);
+  const at::Tensor normed = ReferenceNorm(x_TH, weights.input_norm, model.rms_epsilon);
+  at::Tensor q = normed.matmul(weights.query.t()).reshape({tokens, -1, model.head_size});
+  at::Tensor k = normed.matmul(weights.key.t()).reshape({tokens, -1, model.head_size});
+  const at::Tensor v = normed.matmul(weights.value.t()).reshape({tokens, -1, model.head_size});
+  if (model.query_key_norm) {
+    q = ReferenceNorm(q, weights.query_norm, model.rms_epsilon);
+    k = ReferenceNorm(k, weights.key_norm, model.rms_epsilon);
+  }
+  const at::Tensor attended = ReferenceAttention(
+      Rotate(q, batch.positions, model.rope_theta), Rotate(k, batch.positions, model.rope_theta), v,
+      batch.cu_seqlens, model.sliding_window);
+  return x_TH + attended.reshape({tokens, -1}).matmul(weights.output.t());
+}
+
+at::Tensor ReferenceMixture(const ModelDescription& model, MixtureKind kind,
+                            const LayerTensors& weights, const at::Tensor& h_TH,
+                            at::Tensor* probability_TE) {
+  const at::Tensor normed = ReferenceNorm(h_TH, weights.post_norm, model.rms_epsilon);
+  if (kind == MixtureKind::kDense) return h_TH + Swiglu(normed, weights.gate_up, weights.down);
+  const at::Tensor probability = normed.matmul(weights.router.t()).softmax(1);
+  if (probability_TE != nullptr) *probability_TE = probability;
+  const at::Tensor chosen = std::get<1>(probability.topk(model.experts_per_token, 1));
+  const at::Tensor mask = at::zeros_like(probability).detach().scatter(1, chosen, 1.0);
+  at::Tensor weight = probability * mask;
+  if (model.renormalize_top_k) weight = weight / weight.sum(1, true);
+  at::Tensor y = h_TH;
+  for (int64_t e = 0; e < model.expert_count; ++e) {
+    y = y + weight.select(1, e).unsqueeze(1) *
+                Swiglu(normed, weights.gate_up.select(0, e), weights.down.select(0, e));
+  }
+  return y;
+}
+
+at::Tensor ReferenceLoadBalance(const ModelDescription& model, const at::Tensor& probability_TE) {
+  const at::Tensor chosen = std::get<1>(probability_TE.topk(model.experts_per_token, 1));
+  const at::Tensor fraction =
+      at::zeros_like(probability_TE).detach().scatter(1, chosen, 1.0).mean(0);
+  return (fraction * probability_TE.mean(0)).sum() * static_cast<double>(model.expert_count);
+}
+
+}  // namespace oom::testing
