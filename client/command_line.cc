@@ -111,6 +111,7 @@ class Parser {
   void AddCommand(const CommandRow& command) {
     auto entry = std::make_unique<Entry>();
     entry->row = &command;
+    const bool several = command.argument == ArgumentKind::kJobs;
     entry->app = app_.add_subcommand(std::string(command.name), std::string(command.help));
     if (!command.alias.empty()) entry->app->alias(std::string(command.alias));
     for (const OptionRow& row : command.options) AddOption(entry->app, row, &entry->options);
@@ -118,8 +119,8 @@ class Parser {
       CLI::Option* argument = entry->app->add_option(
           std::string(ArgumentName(command.argument)), entry->arguments, "");
       argument->type_name("");
-      if (command.argument == ArgumentKind::kJobs) {
-        argument->expected(1, 1 << 16);
+      if (several) {
+        argument->expected(-1);
       } else {
         argument->expected(1);
       }

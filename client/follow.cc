@@ -70,13 +70,13 @@ void ReportFailure(Session* session, const v1::Job& job) {
   std::string text = JobId(job.name()) + " FAILED";
   if (!job.reason().empty()) text += ": " + job.reason();
   if (!job.message().empty()) text += ": " + job.message();
-  output.Message(text);
+  output.ErrorText(text);
   if (job.failed_log_path().empty()) return;
   const Result<OomClient*> client = session->Client();
   if (client.ok()) {
-    for (const std::string& line : FailedLog(*client, job)) output.Message("  | " + line);
+    for (const std::string& line : FailedLog(*client, job)) output.ErrorText("  | " + line);
   }
-  output.Message("log: " + job.failed_log_path());
+  output.ErrorText("log: " + job.failed_log_path());
 }
 
 void ReportSuccess(Session* session, const v1::Job& job) {

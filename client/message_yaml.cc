@@ -8,7 +8,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <limits>
+#include <cstdio>
 #include <utility>
 #include <vector>
 
@@ -182,9 +182,14 @@ class Reader {
                                      &Reflection::AddUInt64);
       case FieldDescriptor::CPPTYPE_INT64:
         if (key.with_units) {
-          const Result<int64_t> bytes = ParseBytes(tree.text);
-          if (!bytes.ok()) return wrong;
-          Store(field, message, *bytes, &Reflection::SetInt64, &Reflection::AddInt64);
+          // A plain number is exact; with a unit it goes through a double.
+          int64_t bytes = 0;
+          if (!ParseWhole(tree.text, &bytes) || bytes < 0) {
+            const Result<int64_t> with_unit = ParseBytes(tree.text);
+            if (!with_unit.ok()) return wrong;
+            bytes = *with_unit;
+          }
+          Store(field, message, bytes, &Reflection::SetInt64, &Reflection::AddInt64);
           return Status::Ok();
         }
         return StoreNumber<int64_t>(tree, wrong, field, message, &Reflection::SetInt64,
@@ -259,10 +264,15 @@ class Reader {
   const std::string& file_;
 };
 
+// The fewest digits that read back as the same value: 0.0003, 1e-08.
 std::string FormatDouble(double value) {
   char buffer[32];
-  const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value);
-  return error == std::errc() ? std::string(buffer, end) : std::string("0");
+  for (int digits = 1; digits <= 17; ++digits) {
+    std::snprintf(buffer, sizeof(buffer), "%.*g", digits, value);
+    double again = 0.0;
+    if (ParseWhole(std::string_view(buffer), &again) && again == value) break;
+  }
+  return buffer;
 }
 
 // "24GiB" when that is exact, else the plain number.

@@ -146,6 +146,11 @@ struct OomClient::Impl {
     return std::min(kFirstBackoff * (1 << std::min(attempt - 1, 10)), kLongestBackoff);
   }
 
+  Status CheckDeadline() const {
+    if (!has_deadline || Clock::now() < deadline) return Status::Ok();
+    return Status(Code::kDeadlineExceeded, "no answer from oomd in time");
+  }
+
   // Returns false when CancelStreams came.
   bool Wait(std::chrono::milliseconds time) {
     const auto until = std::chrono::steady_clock::now() + time;
@@ -161,6 +166,7 @@ struct OomClient::Impl {
   Status Retry(double default_seconds, const std::function<grpc::Status(grpc::ClientContext*)>& call,
                const std::function<bool()>& before_retry = nullptr) {
     const Clock::time_point deadline = has_deadline ? this->deadline : After(default_seconds);
+    OOM_RETURN_IF_ERROR(CheckDeadline());
     Status status;
     for (int attempt = 1;; ++attempt) {
       status = Probe(path);
@@ -193,6 +199,7 @@ struct OomClient::Impl {
   // Reads what `open(context)` returns.
   template <class Message, class Open>
   Status ReadStream(const Open& open, const std::function<bool(const Message&)>& on_message) {
+    OOM_RETURN_IF_ERROR(CheckDeadline());
     OOM_RETURN_IF_ERROR(Probe(path));
     grpc::ClientContext context;
     if (has_deadline) context.set_deadline(deadline);

@@ -116,6 +116,10 @@ void Output::Error(const Status& status) {
   if (!status.reason().empty() && status.message().find(status.reason()) == std::string::npos) {
     text += " (" + status.reason() + ")";
   }
+  ErrorText(text);
+}
+
+void Output::ErrorText(std::string_view text) {
   *messages_ << Printable(text, true) << '\n' << std::flush;
 }
 

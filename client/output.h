@@ -48,8 +48,10 @@ class Output {
   void Message(std::string_view text);
   // Writes as it is to the messages' stream (cursor movement of the progress bar); not with --quiet.
   void RawMessage(std::string_view text);
-  // "oom: error: ..." with the reason; also with --quiet.
+  // "oom: ..." with field and reason where the message does not name them; also with --quiet.
   void Error(const Status& status);
+  // As Message, but also with --quiet.
+  void ErrorText(std::string_view text);
 
   // `text` in `colour` where data goes to a terminal that wants colour.
   std::string Paint(std::string_view text, Colour colour) const;

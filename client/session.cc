@@ -49,6 +49,8 @@ void Session::UseHost(const std::string& host) {
 
 int Session::Fail(const Status& status) {
   output_.Error(status);
+  // What is wrong is the command line, not a job.
+  if (status.field().starts_with("--")) return kExitUsage;
   return ExitCodeOf(status);
 }
 

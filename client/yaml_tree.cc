@@ -12,6 +12,9 @@
 namespace oom {
 namespace {
 
+// Comes after the text. yaml-cpp closes a quoted scalar that the file leaves open; then this is in it.
+constexpr std::string_view kEndComment = "# end of the file";
+
 Status ErrorAt(const std::string& file, int line, const std::string& message) {
   return Status(Code::kInvalidArgument, file + ":" + std::to_string(line) + ": " + message)
       .WithField(file);
@@ -38,6 +41,7 @@ class TreeBuilder : public YAML::EventHandler {
     YamlTree& scalar = Add(mark, anchor, YamlTree::Kind::kScalar);
     scalar.text = value;
     scalar.quoted = tag == "!";
+    if (scalar.quoted && value.ends_with(kEndComment)) Fail(mark, "the quotes are not closed");
     // An unquoted null comes as a scalar in some places and as OnNull in others.
     if (!scalar.quoted && (value == "~" || value == "null" || value.empty())) {
       scalar.kind = YamlTree::Kind::kNull;
@@ -142,7 +146,7 @@ std::string_view YamlKindName(YamlTree::Kind kind) {
 }
 
 Result<YamlTree> ParseYaml(const std::string& text, const std::string& file) {
-  std::istringstream input(text);
+  std::istringstream input(text + "\n" + std::string(kEndComment));
   TreeBuilder builder(file);
   TreeBuilder next(file);
   try {

@@ -3,7 +3,7 @@
 #
 #   deploy/build.sh [PRESET [TARGET...]]     PRESET: release (default), dev, asan, tsan, or fuzz
 #
-# `fuzz` builds the libFuzzer programs with clang into build/fuzz/fuzzers. With no TARGET everything is built.
+# `fuzz` builds the libFuzzer programs with clang; CTest runs them (label fuzz). With no TARGET everything is built.
 
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

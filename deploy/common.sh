@@ -17,6 +17,12 @@ fail() {
   exit 1
 }
 
+# Runs a command so that a signal to this script is handled at once, not when the command is done.
+interruptible() {
+  "$@" </dev/null &
+  wait $!
+}
+
 # mark_processes: every process started from here on carries a mark in its environment, so that
 # end_marked_processes finds those that left the process group or the session.
 mark_processes() {

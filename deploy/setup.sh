@@ -30,7 +30,7 @@ install_packages() {
   local missing=("$@") as_root=() log
   local command="apt-get update && apt-get install --no-install-recommends ${missing[*]}"
   if [[ $(id -u) != 0 ]]; then
-    if ! command -v sudo >/dev/null || { ! sudo -n true 2>/dev/null && ! [[ -t 0 ]]; }; then
+    if ! command -v sudo >/dev/null || { ! sudo -n true 2>/dev/null && ! { : </dev/tty; } 2>/dev/null; }; then
       fail "system packages are missing and need root; run this, then $0 again:
   sudo sh -c '$command'"
     fi

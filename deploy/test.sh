@@ -24,8 +24,8 @@ while [[ $# != 0 ]]; do
   shift
 done
 
-fuzz_seconds=10
-tsan_labels='^(base|memory|graph|optim|server)$'
+# By name or label: what has threads and shared memory of its own.
+tsan_tests='^(base|memory|graph|optim|server|oomd|jobhost|tsan)(_|$)'
 passed=0
 failed=0
 skipped=0
@@ -63,8 +63,8 @@ prefix=()
 run_ctest() {
   local folder=$oom_root/build/$1 report=$work/$1.xml status=0 counts
   shift
-  (cd "$folder" && "${prefix[@]}" ctest --output-on-failure --parallel "$oom_jobs" --output-junit "$report" \
-    --no-tests=error "$@") || status=$?
+  interruptible "${prefix[@]}" ctest --test-dir "$folder" --output-on-failure --parallel "$oom_jobs" \
+    --output-junit "$report" --no-tests=error "$@" || status=$?
   if [[ -f $report ]]; then
     counts=$("$oom_python" - "$report" <<'PY'
 import sys
@@ -92,61 +92,48 @@ PY
 build_and_test() {
   local preset=$1
   shift
-  if stage "$preset: build" "$oom_root/deploy/build.sh" "$preset"; then
+  if stage "$preset: build" interruptible "$oom_root/deploy/build.sh" "$preset"; then
     stage "$preset: test" run_ctest "$preset" "$@" || true
   else
     failed=$((failed + 1))
   fi
 }
 
-# Names of the tests of a build folder that carry a label matching the expression. A test is called as its target.
-tests_with_label() {
-  (cd "$1" && ctest --show-only=json-v1) | "$oom_python" -c '
+# Names of the tests of a preset that are called so or carry such a label, but for label slow. A test is called as its
+# target.
+find_tests() {
+  ctest --test-dir "$oom_root/build/$1" --show-only=json-v1 | "$oom_python" -c '
 import json, re, sys
 for test in json.load(sys.stdin)["tests"]:
     labels = next((p["value"] for p in test.get("properties", []) if p["name"] == "LABELS"), [])
-    if any(re.search(sys.argv[1], label) for label in labels) and "slow" not in labels:
+    if "slow" not in labels and any(re.search(sys.argv[1], text) for text in [test["name"], *labels]):
         print(test["name"])' "$2"
 }
 
-build_tsan_part() {
+build_part() {
+  local preset=$1
   # `help` configures and builds nothing.
-  "$oom_root/deploy/build.sh" tsan help >/dev/null || return 1
-  mapfile -t tsan_tests < <(tests_with_label "$oom_root/build/tsan" "$tsan_labels")
-  if [[ ${#tsan_tests[@]} == 0 ]]; then
-    say "no test carries a label of $tsan_labels"
+  interruptible "$oom_root/deploy/build.sh" "$preset" help >/dev/null || return 1
+  mapfile -t part < <(find_tests "$preset" "$2")
+  if [[ ${#part[@]} == 0 ]]; then
+    say "no test of $preset matches $2"
     return 1
   fi
-  "$oom_root/deploy/build.sh" tsan "${tsan_tests[@]}"
+  interruptible "$oom_root/deploy/build.sh" "$preset" "${part[@]}"
 }
 
-run_fuzzer() {
-  local program=$1 name
-  name=$(basename "$program")
-  local corpus=$oom_root/tests/fuzz/corpus/$name folders=("$work/corpus-$name")
-  mkdir -p "${folders[0]}"
-  [[ ! -d $corpus ]] || folders+=("$corpus")
-  if ! "$program" -max_total_time=$fuzz_seconds -rss_limit_mb=2048 -timeout=10 \
-    -artifact_prefix="$work/" "${folders[@]}" >"$work/$name.log" 2>&1; then
-    tail -n 40 "$work/$name.log"
-    return 1
+# build_and_test_part PRESET EXPRESSION: only the tests of that name or label, and only what they need is built.
+build_and_test_part() {
+  local part=()
+  if stage "$1: build" build_part "$1" "$2"; then
+    stage "$1: test" run_ctest "$1" -R "^($(IFS='|'; echo "${part[*]}"))\$" || true
+  else
+    failed=$((failed + 1))
   fi
-  say "$name: $(grep -oE 'Done [0-9]+ runs.*' "$work/$name.log" || echo done)"
-}
-
-run_fuzzers() {
-  local program found=0 before=$failed
-  for program in "$oom_root"/build/fuzz/fuzzers/*; do
-    [[ -f $program && -x $program ]] || continue
-    found=$((found + 1))
-    count run_fuzzer "$program"
-  done
-  [[ $found != 0 ]] || { say "no fuzzer was built"; failed=$((failed + 1)); return 1; }
-  [[ $failed == "$before" ]]
 }
 
 say "OOM: tests ($mode), $oom_jobs jobs"
-if ! stage "set-up" "$oom_root/deploy/setup.sh" --development; then
+if ! stage "set-up" interruptible "$oom_root/deploy/setup.sh" --development; then
   say "0 passed, 1 failed"
   exit 1
 fi
@@ -164,26 +151,14 @@ if [[ $mode != release ]]; then
   fi
   build_and_test asan -LE '^slow$'
   if [[ $mode == ci ]]; then
-    if stage "tsan: build" build_tsan_part; then
-      stage "tsan: test" run_ctest tsan -L "$tsan_labels" -LE '^slow$' || true
-    else
-      failed=$((failed + 1))
-    fi
-  elif stage "tsan: build" "$oom_root/deploy/build.sh" tsan; then
-    stage "tsan: test" run_ctest tsan -LE '^slow$' || true
+    build_and_test_part tsan "$tsan_tests"
   else
-    failed=$((failed + 1))
+    build_and_test tsan -LE '^slow$'
   fi
-  if [[ -d $oom_root/tests/fuzz ]]; then
-    if stage "fuzzers: build" "$oom_root/deploy/build.sh" fuzz oom_fuzzers; then
-      stage "fuzzers: $fuzz_seconds s each" run_fuzzers || true
-    else
-      failed=$((failed + 1))
-    fi
-  fi
+  build_and_test_part fuzz '^fuzz$'
 fi
 if [[ $mode == all ]]; then
-  count stage "headers: each alone" "$oom_root/deploy/build.sh" dev all_verify_interface_header_sets
+  count stage "headers: each alone" interruptible "$oom_root/deploy/build.sh" dev all_verify_interface_header_sets
 fi
 
 say "== seconds by stage"

@@ -88,7 +88,8 @@ Status VerifyFile(const std::string& path, const ManifestFile& file, const Verif
   std::vector<std::byte> buffer(static_cast<size_t>(std::min(kPieceBytes, file.bytes)));
   for (int64_t piece = 0; piece < PieceCount(file.bytes); ++piece) {
     if (options.bypass_cache) reader->DropFromCache(piece);
-    OOM_RETURN_IF_ERROR(reader->ReadPiece(piece, buffer).status());
+    const auto bytes = reader->ReadPiece(piece, buffer);
+    if (!bytes.ok()) return bytes.status();
     if (options.bypass_cache) reader->DropFromCache(piece);
   }
   return Status::Ok();

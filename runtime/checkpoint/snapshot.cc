@@ -56,6 +56,11 @@ class Snapshot::WriterBuffers {
   AlignedArray<float> arrays_[3];
 };
 
+int64_t Snapshot::BufferBytes(int64_t largest_chunk_elements, int writer_thread_count) {
+  const int64_t slice_elements = std::min(kSliceElements, largest_chunk_elements);
+  return writer_thread_count * (largest_chunk_elements + slice_elements) * kStateBytesPerElement;
+}
+
 Snapshot::Snapshot(Options options)
     : options_(std::move(options)),
       slot_bytes_(LargestChunkBytes(options_.chunks)),

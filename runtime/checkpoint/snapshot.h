@@ -23,6 +23,8 @@
 
 namespace oom {
 
+// What is saved, copied aside and waited for as a whole. Need not be a gradient chunk: a writer thread and a
+// staging slot each hold one, so 1 to 4 Mi elements (12 to 48 MiB) are enough for the disk.
 struct SnapshotChunk {
   int64_t unit = 0;
   int64_t first_element = 0;  // In the unit, a multiple of kBlockElements.
@@ -49,6 +51,9 @@ class Snapshot {
     ReadChunk read_chunk;
     int writer_thread_count = 1;
   };
+
+  // Memory that a snapshot takes beside its staging while it is being written.
+  static int64_t BufferBytes(int64_t largest_chunk_elements, int writer_thread_count);
 
   explicit Snapshot(Options options);
   ~Snapshot();

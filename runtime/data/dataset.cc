@@ -4,10 +4,9 @@
 #include <array>
 #include <filesystem>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
-
-#include <nlohmann/json.hpp>
 
 #include "runtime/base/check.h"
 #include "runtime/base/file.h"
@@ -48,8 +47,8 @@ Result<Declared> ReadDeclared(const std::string& path) {
   return declared;
 }
 
-// The first token id at or above `limit`, or -1. Blocks are reduced to their largest id first: that loop
-// vectorises, so opening a dataset costs one pass at memory speed.
+// The first token id at or above `limit`, or -1. Blocks are reduced to their largest id first: that
+// loop vectorises, so opening a dataset costs one pass at memory speed.
 int64_t FirstBeyond(std::span<const uint32_t> tokens, uint64_t limit) {
   constexpr size_t kBlock = 1 << 16;
   for (size_t begin = 0; begin < tokens.size(); begin += kBlock) {
@@ -68,13 +67,12 @@ int64_t FirstBeyond(std::span<const uint32_t> tokens, uint64_t limit) {
 Status CheckTokens(std::span<const uint32_t> tokens, int64_t declared_size, int64_t model_size,
                    const std::string& path) {
   // Ids are int32 from here on, whatever the vocabulary claims.
-  const int64_t limit = std::min({declared_size, model_size,
-                                  int64_t{std::numeric_limits<int32_t>::max()} + 1});
+  const int64_t limit =
+      std::min({declared_size, model_size, int64_t{std::numeric_limits<int32_t>::max()} + 1});
   const int64_t beyond = FirstBeyond(tokens, static_cast<uint64_t>(std::max<int64_t>(limit, 0)));
   if (beyond < 0) return Status::Ok();
   return Malformed(path, "token " + std::to_string(beyond) + " has id " +
-                             std::to_string(tokens[static_cast<size_t>(beyond)]) +
-                             ", beyond the " +
+                             std::to_string(tokens[static_cast<size_t>(beyond)]) + ", beyond the " +
                              (model_size <= declared_size ? "model's" : "dataset's") +
                              " vocabulary of " + std::to_string(limit));
 }
@@ -115,7 +113,8 @@ struct Dataset::Impl {
   int64_t sequence_length = 0;
   int64_t sequence_count = 0;
 
-  // Calls visit(first, last) for each run of tokens [first, last) of one document within [begin, end).
+  // Calls visit(first, last) for each run of tokens [first, last) of one document within [begin,
+  // end).
   template <class Visit>
   void ForEachDocument(int64_t begin, int64_t end, const Visit& visit) const {
     auto next = std::upper_bound(documents.begin(), documents.end(), begin);
@@ -168,8 +167,8 @@ Result<std::unique_ptr<Dataset>> Dataset::Open(const Options& options) {
     return Malformed(mask_path, "has " + std::to_string(impl->mask_file->elements()) +
                                     " entries for " + std::to_string(token_count) + " tokens");
   }
-  OOM_RETURN_IF_ERROR(CheckTokens(impl->tokens, declared.vocabulary_size, options.vocabulary_size,
-                                  token_path));
+  OOM_RETURN_IF_ERROR(
+      CheckTokens(impl->tokens, declared.vocabulary_size, options.vocabulary_size, token_path));
   impl->sequence_length = options.sequence_length;
   impl->sequence_count = (token_count - 1) / options.sequence_length;
   if (impl->sequence_count == 0) {

@@ -142,16 +142,16 @@ Result<NpyHeader> ParseNpyHeader(std::string_view prefix, const std::string& pat
     header_bytes |= static_cast<size_t>(static_cast<unsigned char>(prefix[8 + i])) << (8 * i);
   }
   if (header_bytes > kHeaderLimitBytes || prefix.size() - 8 - length_bytes < header_bytes) {
-    return Malformed(path, "npy header of " + std::to_string(header_bytes) +
-                               " bytes is too long or truncated");
+    return Malformed(
+        path, "npy header of " + std::to_string(header_bytes) + " bytes is too long or truncated");
   }
   OOM_ASSIGN_OR_RETURN(NpyHeader header,
                        ParseDictionary(prefix.substr(8 + length_bytes, header_bytes), path));
   header.data_offset_bytes = static_cast<int64_t>(8 + length_bytes + header_bytes);
   header.element_bytes = ElementBytes(header.descr);
   if (header.element_bytes == 0) {
-    return Malformed(path, "element type '" + header.descr +
-                               "' is not read; little-endian numbers are");
+    return Malformed(path,
+                     "element type '" + header.descr + "' is not read; little-endian numbers are");
   }
   header.elements = 1;
   int64_t bytes = header.element_bytes;
@@ -175,8 +175,8 @@ Result<std::unique_ptr<NpyFile>> NpyFile::Open(const std::string& path,
                      '\0');
   size_t done = 0;
   while (done < prefix.size()) {
-    const ssize_t got = ::pread(fd.get(), prefix.data() + done, prefix.size() - done,
-                                static_cast<off_t>(done));
+    const ssize_t got =
+        ::pread(fd.get(), prefix.data() + done, prefix.size() - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return ErrnoStatus(errno, "cannot read " + path);
     if (got == 0) break;
@@ -202,7 +202,8 @@ Result<std::unique_ptr<NpyFile>> NpyFile::Open(const std::string& path,
                                std::to_string(header.elements * header.element_bytes) +
                                " bytes of data, the file has " + std::to_string(data_bytes));
   }
-  void* map = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_SHARED, fd.get(), 0);
+  void* map =
+      ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_SHARED, fd.get(), 0);
   if (map == MAP_FAILED) return ErrnoStatus(errno, "cannot map " + path);
   file->map_ = static_cast<const std::byte*>(map);
   file->map_bytes_ = info.st_size;

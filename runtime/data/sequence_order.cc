@@ -1,7 +1,7 @@
-// The shuffle: a permutation of [0, n) that is computed, not stored. A balanced Feistel network on 2h bits
-// (the least even number of bits that holds n) is a bijection of [0, 4^h) for any round function; applying
-// it until the value falls below n ("cycle walking") makes it a bijection of [0, n). At most four times as
-// many values as n, so four applications on average at worst.
+// The shuffle: a permutation of [0, n) that is computed, not stored. A balanced Feistel network on
+// 2h bits (the least even number of bits that holds n) is a bijection of [0, 4^h) for any round
+// function; applying it until the value falls below n ("cycle walking") makes it a bijection of [0,
+// n). At most four times as many values as n, so four applications on average at worst.
 
 #include "runtime/base/check.h"
 #include "runtime/data/dataset.h"

@@ -54,6 +54,7 @@ class GraphBuilder {
       const int64_t window = Load(head_);
       Node& node = Add(NodeKind::kEvaluationHead, Resource::kCompute);
       node.unit = head_;
+      node.weights = window;
       Read(window);
       Read(Activation(model_.layer_count));
     }
@@ -212,6 +213,7 @@ class GraphBuilder {
       Node& mixer = Add(NodeKind::kForwardMixer, Resource::kCompute);
       mixer.layer = layer;
       mixer.unit = ordinary;
+      mixer.weights = window;
       ReadWeights(ordinary, window);
       Read(Activation(layer));
       if (keep && layer_plan.retain_mixer()) Write(Saved(layer, "mixer"));
@@ -221,6 +223,8 @@ class GraphBuilder {
       Node& mixture = Add(NodeKind::kForwardMixture, Resource::kCompute);
       mixture.layer = layer;
       mixture.unit = mixture_unit;
+      mixture.weights = window;
+      mixture.mixture_weights = experts;
       ReadWeights(ordinary, window);
       if (mixture_unit != ordinary) ReadWeights(mixture_unit, experts);
       if (keep && layer_plan.retain_mixture()) Write(Saved(layer, "mixture"));
@@ -233,7 +237,8 @@ class GraphBuilder {
     const int64_t gradient = GradientBuffer(head_);
     Node& node = Add(NodeKind::kHead, Resource::kCompute);
     node.unit = head_;
-    node.buffer = gradient;
+    node.weights = window;
+    node.gradient = gradient;
     ReadWeights(head_, window);
     Read(Activation(model_.layer_count));
     Write(gradient);
@@ -263,6 +268,7 @@ class GraphBuilder {
       replay.layer = layer;
       replay.unit = ordinary;
       replay.buffer = boundary;
+      replay.weights = window;
       Read(boundary);
       Read(window);
       Write(Saved(layer, "mixer"));
@@ -271,6 +277,8 @@ class GraphBuilder {
       Node& replay = Add(NodeKind::kReplayMixture, Resource::kCompute);
       replay.layer = layer;
       replay.unit = mixture_unit;
+      replay.weights = window;
+      replay.mixture_weights = experts;
       Read(window);
       if (experts != window) Read(experts);
       Write(Saved(layer, "mixture"));
@@ -281,7 +289,10 @@ class GraphBuilder {
     Node& mixture = Add(NodeKind::kBackwardMixture, Resource::kCompute);
     mixture.layer = layer;
     mixture.unit = mixture_unit;
-    mixture.buffer = mixture_gradient;
+    mixture.weights = window;
+    mixture.mixture_weights = experts;
+    mixture.gradient = ordinary_gradient;
+    mixture.mixture_gradient = mixture_gradient;
     Read(window);
     if (experts != window) Read(experts);
     Read(Saved(layer, "mixture"));
@@ -293,7 +304,8 @@ class GraphBuilder {
     Node& mixer = Add(NodeKind::kBackwardMixer, Resource::kCompute);
     mixer.layer = layer;
     mixer.unit = ordinary;
-    mixer.buffer = ordinary_gradient;
+    mixer.weights = window;
+    mixer.gradient = ordinary_gradient;
     Read(window);
     Read(boundary);
     Read(Saved(layer, "mixer"));
@@ -321,8 +333,27 @@ class GraphBuilder {
                         ? 0
                         : layout_.chunks()[c].elements * layout_.gradient_bytes();
       Read(gradient);
-      stores_.push_back(last());
-      landed_[c] = last();
+      Landed(c);
+    }
+    Norms(unit);
+  }
+
+  // The last node completes the gradient of chunk `c` on this rank.
+  void Landed(int64_t c) {
+    stores_.push_back(last());
+    landed_[c] = last();
+  }
+
+  // The owner of a resident chunk sums the ranks' partials once the last micro-batch is in.
+  void Norms(int64_t unit) {
+    if (!layout_.resident(unit) || micro_batch_ + 1 < plan_.accumulation()) return;
+    for (int64_t c = layout_.first_chunk(unit); c < layout_.first_chunk(unit + 1); ++c) {
+      Node& norm = Add(NodeKind::kNorm, Resource::kDeviceUpdate);
+      norm.unit = unit;
+      norm.chunk = c;
+      norm.owner_rank = layout_.chunks()[c].owner_rank;
+      After(landed_.at(c));
+      Landed(c);
     }
   }
 
@@ -336,10 +367,10 @@ class GraphBuilder {
                                                                         : Resource::kDeviceToHost);
     store.unit = embedding_;
     Read(rows);
-    stores_.push_back(last());
     for (int64_t c = layout_.first_chunk(embedding_); c < layout_.first_chunk(embedding_ + 1); ++c) {
-      landed_[c] = last();
+      Landed(c);
     }
+    Norms(embedding_);
   }
 
   // In the order of next use. The executor of a worker runs those of its own resident chunks.
@@ -351,7 +382,7 @@ class GraphBuilder {
       for (const int64_t store : stores_) After(store);
       gate = last();
     }
-    const int64_t state_bytes = 2 * (layout_.float32() ? 12 : 12);
+    constexpr int64_t kStateBytes = 2 * 12;  // Read and written.
     for (const Chunk& chunk : layout_.chunks()) {
       Node& update = Add(NodeKind::kUpdate, chunk.owner_rank < 0 ? Resource::kHostOptimizer
                                                                  : Resource::kDeviceUpdate);
@@ -359,7 +390,7 @@ class GraphBuilder {
       update.chunk = chunk.index;
       update.owner_rank = chunk.owner_rank;
       update.bytes = chunk.elements *
-                     (state_bytes + layout_.gradient_bytes() * layout_.rank_count());
+                     (kStateBytes + layout_.gradient_bytes() * layout_.rank_count());
       After(landed_.at(chunk.index));
       After(gate);
       if (UsedInPlace(chunk.unit)) Write(Weights(chunk.unit));

@@ -31,11 +31,11 @@ std::string_view ResourceName(Resource resource) {
 }
 
 std::string_view NodeKindName(NodeKind kind) {
-  constexpr std::array<std::string_view, 17> kNames = {
+  constexpr std::array<std::string_view, 18> kNames = {
       "gather rows",      "load",            "forward mixer",  "forward mixture", "store boundary",
       "head",             "evaluation head", "load boundary",  "replay mixer",    "replay mixture",
       "backward mixture", "backward mixer",  "store gradient", "embedding backward",
-      "store rows",       "clip",            "update"};
+      "store rows",       "norm",            "clip",           "update"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -50,7 +50,10 @@ uint64_t StepGraph::Hash() const {
     hash.Add(node.unit);
     hash.Add(node.chunk);
     hash.Add(node.owner_rank);
-    hash.Add(node.buffer);
+    for (const int64_t buffer : {node.buffer, node.weights, node.mixture_weights, node.gradient,
+                                 node.mixture_gradient}) {
+      hash.Add(buffer);
+    }
     hash.Add(node.bytes);
     for (const Edge& edge : node.predecessors) {
       hash.Add(edge.node);

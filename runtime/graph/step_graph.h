@@ -43,6 +43,7 @@ enum class NodeKind {
   kStoreGradient,      // A rank's partial of a chunk, to where its updater reads it.
   kEmbeddingBackward,  // The batch's rows, summed in token order.
   kStoreRows,
+  kNorm,               // Squares of a resident chunk's summed gradient.
   kClip,               // Norm and clip factor of the whole gradient.
   kUpdate,             // Of a chunk.
 };
@@ -61,7 +62,13 @@ struct Node {
   int64_t unit = -1;
   int64_t chunk = -1;
   int owner_rank = -1;         // -1: every rank (or the job host for kHostOptimizer).
-  int64_t buffer = -1;         // The buffer that it writes or works on, if the kind has one.
+  int64_t buffer = -1;         // Window of a load, gradient buffer of a store, boundary buffer.
+  // Of compute nodes: where the weights of the layer's ordinary unit (or the head) and of its experts lie, and
+  // where their gradients are summed. A dense layer's mixture has the ordinary unit's.
+  int64_t weights = -1;
+  int64_t mixture_weights = -1;
+  int64_t gradient = -1;
+  int64_t mixture_gradient = -1;
   std::vector<Edge> predecessors;
   std::vector<int64_t> reads;  // Buffers.
   std::vector<int64_t> writes;

@@ -69,7 +69,8 @@ class ControlPage {
   SharedWord& step_limit() const { return word(1); }
   // Job host: 0, or 1 + the step before which workers end (no step from there on is begun).
   SharedWord& stop_step() const { return word(2); }
-  // Job host: the cut that a checkpoint takes: after that many completed steps (0: none yet).
+  // Job host: the cut that a checkpoint takes: after that many completed steps (0: none yet). Set before the
+  // last of those steps is granted, so that owners of resident chunks see it when they update them.
   SharedWord& checkpoint_step() const { return word(3); }
   // Job host: norm and clip factor of steps below this number are known.
   SharedWord& clip_known() const { return word(4); }

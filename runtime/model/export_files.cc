@@ -36,8 +36,8 @@ Status WriteTrained(const StateSource& state, StateArray array, const ExportTens
     const std::span<float> values(buffers.values.data(), static_cast<size_t>(count));
     const std::span<std::byte> bytes(buffers.bytes.data(),
                                      static_cast<size_t>(count * element_bytes));
-    OOM_RETURN_IF_ERROR(state.Read(source.unit, source.tensor, array,
-                                   source.offset_elements + done, values));
+    OOM_RETURN_IF_ERROR(
+        state.Read(source.unit, source.tensor, array, source.offset_elements + done, values));
     const int64_t overflow = ConvertFromFloat(tensor.entry.type, values, bytes);
     if (overflow >= 0) {
       return Status(Code::kInvalidArgument,
@@ -56,8 +56,8 @@ Status WriteCopied(const ExportTensor& tensor, Buffers& buffers, SafetensorsWrit
   const SafetensorInfo& info = *tensor.copied.info;
   const int64_t piece_bytes = static_cast<int64_t>(buffers.bytes.size());
   for (int64_t done = 0; done < info.bytes;) {
-    const std::span<std::byte> bytes(
-        buffers.bytes.data(), static_cast<size_t>(std::min(piece_bytes, info.bytes - done)));
+    const std::span<std::byte> bytes(buffers.bytes.data(),
+                                     static_cast<size_t>(std::min(piece_bytes, info.bytes - done)));
     OOM_RETURN_IF_ERROR(tensor.copied.file->Read(info, done, bytes));
     OOM_RETURN_IF_ERROR(writer.Append(bytes));
     done += static_cast<int64_t>(bytes.size());

@@ -1,5 +1,5 @@
-// The part that both exports share: a list of safetensors files to write from a StateSource, cut into
-// shards and written by a few threads. Internal to runtime/model. Thread-compatible values.
+// The part that both exports share: a list of safetensors files to write from a StateSource, cut
+// into shards and written by a few threads. Internal to runtime/model. Thread-compatible values.
 
 #pragma once
 
@@ -16,8 +16,8 @@ namespace oom {
 
 struct ExportTensor {
   SafetensorEntry entry;
-  const FileTensor* source = nullptr;      // A range of the state, or
-  SafetensorsDirectory::Location copied;   // bytes of another file.
+  const FileTensor* source = nullptr;     // A range of the state, or
+  SafetensorsDirectory::Location copied;  // bytes of another file.
 };
 
 struct ExportFile {
@@ -27,13 +27,13 @@ struct ExportFile {
   int64_t bytes() const;
 };
 
-// `published` in order, cut into files of at most `shard_bytes` (a larger tensor gets its own file), named
-// as transformers names them. The result points into `published`.
+// `published` in order, cut into files of at most `shard_bytes` (a larger tensor gets its own
+// file), named as transformers names them. The result points into `published`.
 std::vector<ExportFile> CutIntoShards(const std::vector<FileTensor>& published, TensorType type,
                                       int64_t shard_bytes);
 
-// Writes and syncs every file into `directory`, at most `thread_count` at the same time. The first failure
-// is returned.
+// Writes and syncs every file into `directory`, at most `thread_count` at the same time. The first
+// failure is returned.
 Status WriteExportFiles(const StateSource& state, StateArray array,
                         const std::vector<ExportFile>& files, const std::string& directory,
                         int thread_count);

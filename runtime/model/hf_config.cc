@@ -33,8 +33,8 @@ constexpr int64_t kDimensionLimit = int64_t{1} << 24;
 constexpr int64_t kLayerLimit = 4096;
 constexpr int64_t kExpertTensorLimit = int64_t{1} << 22;
 
-// Typed access to the configuration's keys. The first failure is kept; later reads return defaults, so
-// that the parser reads as a list.
+// Typed access to the configuration's keys. The first failure is kept; later reads return defaults,
+// so that the parser reads as a list.
 class Reader {
  public:
   Reader(const json& root, std::string where) : root_(root), where_(std::move(where)) {}
@@ -150,9 +150,9 @@ Result<Family> ReadFamily(const Reader& reader) {
                   reader.where() + ": names neither \"architectures\" nor \"model_type\"")
         .WithField(reader.where());
   }
-  return Status(Code::kInvalidArgument,
-                reader.where() + ": unknown architecture \"" + architecture +
-                    "\" (model_type \"" + model_type + "\"); supported are " + SupportedNames())
+  return Status(Code::kInvalidArgument, reader.where() + ": unknown architecture \"" +
+                                            architecture + "\" (model_type \"" + model_type +
+                                            "\"); supported are " + SupportedNames())
       .WithField(reader.where());
 }
 
@@ -185,7 +185,8 @@ void ReadRope(Reader& reader, ModelDescription& model) {
   }
 }
 
-// Features of these architectures, and of configurations like theirs, that would change the numbers.
+// Features of these architectures, and of configurations like theirs, that would change the
+// numbers.
 void RefuseOthers(Reader& reader) {
   reader.RefuseUnless("hidden_act", {"silu", "swish"});
   reader.RefuseUnless("attention_bias", {false});
@@ -210,7 +211,8 @@ int64_t ReadExpertCount(Reader& reader) {
   const json* a = reader.Find("num_experts");
   const json* b = reader.Find("num_local_experts");
   if (a != nullptr && b != nullptr && *a != *b) {
-    reader.Fail("num_experts", "is " + Reader::Excerpt(*a) + " and \"num_local_experts\" is " + Reader::Excerpt(*b));
+    reader.Fail("num_experts", "is " + Reader::Excerpt(*a) + " and \"num_local_experts\" is " +
+                                   Reader::Excerpt(*b));
   }
   return reader.Count(a != nullptr || b == nullptr ? "num_experts" : "num_local_experts",
                       std::nullopt);
@@ -258,15 +260,15 @@ void CheckTogether(Reader& reader, const ModelDescription& model) {
     reader.Fail("num_experts_per_tok", "is above the number of experts");
   }
   if (model.layer_count * model.expert_count > kExpertTensorLimit) {
-    reader.Fail("num_experts", "times \"num_hidden_layers\" is above " +
-                                   std::to_string(kExpertTensorLimit));
+    reader.Fail("num_experts",
+                "times \"num_hidden_layers\" is above " + std::to_string(kExpertTensorLimit));
   }
   // 2^57 parameters: their bytes still fit a signed 64-bit number with room.
-  const double widest = static_cast<double>(std::max(
-      {model.vocabulary_size, 4 * model.query_head_count * model.head_size,
-       3 * model.dense_width}));
-  const double experts = 3.0 * static_cast<double>(model.expert_count) *
-                         static_cast<double>(model.expert_width);
+  const double widest = static_cast<double>(
+      std::max({model.vocabulary_size, 4 * model.query_head_count * model.head_size,
+                3 * model.dense_width}));
+  const double experts =
+      3.0 * static_cast<double>(model.expert_count) * static_cast<double>(model.expert_width);
   const double parameters = static_cast<double>(model.hidden_size) * (widest + experts) *
                             static_cast<double>(model.layer_count + 2);
   if (parameters > 0x1p57) reader.Fail("hidden_size", "and the other sizes make a model too large");
@@ -306,7 +308,8 @@ Result<ModelDescription> ParseHfConfig(std::string_view json_text, const std::st
   model.kv_head_count = reader.Count("num_key_value_heads", model.query_head_count, 1 << 16);
   if (reader.Find("head_dim") == nullptr && reader.status().ok() &&
       model.hidden_size % model.query_head_count != 0) {
-    reader.Fail("head_dim", "is missing, and \"num_attention_heads\" does not divide \"hidden_size\"");
+    reader.Fail("head_dim",
+                "is missing, and \"num_attention_heads\" does not divide \"hidden_size\"");
   }
   model.head_size = reader.Count(
       "head_dim", std::max<int64_t>(model.hidden_size / model.query_head_count, 1), 1 << 16);

@@ -1,7 +1,7 @@
-// Reads a Hugging Face config.json into a ModelDescription. Every key that would change the numbers is
-// either implemented or refused by name; keys that only inference or other tools read are ignored
-// (output_router_logits and router_aux_loss_coef too: the job's `router.auxiliary_loss` decides).
-// Pure functions; thread-safe.
+// Reads a Hugging Face config.json into a ModelDescription. Every key that would change the numbers
+// is either implemented or refused by name; keys that only inference or other tools read are
+// ignored (output_router_logits and router_aux_loss_coef too: the job's `router.auxiliary_loss`
+// decides). Pure functions; thread-safe.
 
 #pragma once
 

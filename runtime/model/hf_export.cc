@@ -30,9 +30,12 @@ constexpr int64_t kSpareBytes = int64_t{1} << 20;
 
 std::string_view TorchTypeName(TensorType type) {
   switch (type) {
-    case TensorType::kBF16: return "bfloat16";
-    case TensorType::kF16: return "float16";
-    default: return "float32";
+    case TensorType::kBF16:
+      return "bfloat16";
+    case TensorType::kF16:
+      return "float16";
+    default:
+      return "float32";
   }
 }
 
@@ -76,11 +79,11 @@ Result<TemplatePlan> PlanFromTemplate(const std::string& directory, const ModelD
   return plan;
 }
 
-// Weights in any form, and the index files that go with them. The model's own safetensors are written, not
-// copied; any others would be left at their old values, so they stay behind too.
+// Weights in any form, and the index files that go with them. The model's own safetensors are
+// written, not copied; any others would be left at their old values, so they stay behind too.
 bool IsWeightsFile(const std::string& name) {
   static constexpr std::string_view kEndings[] = {
-      ".safetensors", ".bin",  ".pt",   ".pth",  ".ckpt",      ".h5",
+      ".safetensors", ".bin",  ".pt",   ".pth",  ".ckpt",       ".h5",
       ".msgpack",     ".gguf", ".onnx", ".ggml", ".index.json",
   };
   if (name.starts_with("consolidated.")) return true;
@@ -179,8 +182,8 @@ int64_t TotalBytes(const std::vector<ExportFile>& files) {
 }
 
 Status ExportWithTemplate(const StateSource& state, const ModelDescription& model,
-                          const std::vector<FileTensor>& published,
-                          const HfExportOptions& options, StagedDirectory& staged) {
+                          const std::vector<FileTensor>& published, const HfExportOptions& options,
+                          StagedDirectory& staged) {
   const std::string& from = options.template_directory;
   OOM_ASSIGN_OR_RETURN(const TemplatePlan plan,
                        PlanFromTemplate(from, model, published, options.type));
@@ -192,12 +195,11 @@ Status ExportWithTemplate(const StateSource& state, const ModelDescription& mode
     OOM_ASSIGN_OR_RETURN(const std::string text, ReadFile(config));
     OOM_ASSIGN_OR_RETURN(const std::string edited,
                          EditedConfig(text, config, model, *options.type));
-    OOM_RETURN_IF_ERROR(
-        WriteFileAtomically(staged.path() + "/" + kConfigFileName, edited));
+    OOM_RETURN_IF_ERROR(WriteFileAtomically(staged.path() + "/" + kConfigFileName, edited));
     OOM_RETURN_IF_ERROR(WriteExportIndex(plan.exports, staged.path()));
   } else if (plan.files->sharded()) {
-    OOM_RETURN_IF_ERROR(CopyFile(fs::path(from) / kIndexFileName,
-                                 fs::path(staged.path()) / kIndexFileName));
+    OOM_RETURN_IF_ERROR(
+        CopyFile(fs::path(from) / kIndexFileName, fs::path(staged.path()) / kIndexFileName));
   }
   return CopyOtherFiles(from, staged.path());
 }
@@ -210,8 +212,8 @@ Status ExportWithoutTemplate(const StateSource& state, const ModelDescription& m
                        EditedConfig(options.config_json, "model configuration", model, type));
   const std::vector<ExportFile> files = CutIntoShards(published, type, options.shard_bytes);
   OOM_RETURN_IF_ERROR(CheckFreeSpace(staged.path(), TotalBytes(files)));
-  OOM_RETURN_IF_ERROR(WriteExportFiles(state, StateArray::kMaster, files, staged.path(),
-                                       options.thread_count));
+  OOM_RETURN_IF_ERROR(
+      WriteExportFiles(state, StateArray::kMaster, files, staged.path(), options.thread_count));
   OOM_RETURN_IF_ERROR(WriteExportIndex(files, staged.path()));
   return WriteFileAtomically(staged.path() + "/" + kConfigFileName, config);
 }

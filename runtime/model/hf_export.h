@@ -1,6 +1,7 @@
-// Writes canonical state as files that other tools read: a Hugging Face directory, or masters and moments
-// under the published names. Both are written beside their place and renamed (staged_directory.h).
-// Functions are thread-safe; two exports to one target at the same time are not meant.
+// Writes canonical state as files that other tools read: a Hugging Face directory, or masters and
+// moments under the published names. Both are written beside their place and renamed
+// (staged_directory.h). Functions are thread-safe; two exports to one target at the same time are
+// not meant.
 
 #pragma once
 
@@ -20,27 +21,27 @@ inline constexpr int64_t kDefaultShardBytes = 5'000'000'000;
 struct HfExportOptions {
   std::string output_directory;
 
-  // Exactly one of the next two. The directory that training started from: its tensor names, types, shards, header
-  // bytes, config.json and other files are kept; pass-through tensors are copied. Other weights than the
-  // model's own (*.bin, *.pt, *.safetensors outside the index, consolidated.*, ...) stay behind, and so do
-  // hidden folders and links to folders.
+  // Exactly one of the next two. The directory that training started from: its tensor names, types,
+  // shards, header bytes, config.json and other files are kept; pass-through tensors are copied.
+  // Other weights than the model's own (*.bin, *.pt, *.safetensors outside the index,
+  // consolidated.*, ...) stay behind, and so do hidden folders and links to folders.
   std::string template_directory;
-  // Or the text of a bare config.json: its keys are kept, `architectures`, `model_type` and `dtype` are
-  // added or set.
+  // Or the text of a bare config.json: its keys are kept, `architectures`, `model_type` and `dtype`
+  // are added or set.
   std::string config_json;
 
-  // Type of every trained tensor. Unset: what the template has; BF16 without one. A type that differs from
-  // the template's is written to config.json too.
+  // Type of every trained tensor. Unset: what the template has; BF16 without one. A type that
+  // differs from the template's is written to config.json too.
   std::optional<TensorType> type;
   int64_t shard_bytes = kDefaultShardBytes;  // Without a template: the most a file may hold.
   int thread_count = 4;                      // Files written at the same time.
 };
 
-// BF16 output rounds the master half away from zero, F16 to nearest even; what was read from a file of the
-// same type and not trained comes out with the same bits.
-// Fails with kInvalidArgument (template and model differ; output and template overlap; a value beyond F16),
-// kFailedPrecondition (the target exists and is no export), kResourceExhausted (disk full),
-// kPermissionDenied, codes of StateSource::Read. Nothing is left behind then.
+// BF16 output rounds the master half away from zero, F16 to nearest even; what was read from a file
+// of the same type and not trained comes out with the same bits. Fails with kInvalidArgument
+// (template and model differ; output and template overlap; a value beyond F16), kFailedPrecondition
+// (the target exists and is no export), kResourceExhausted (disk full), kPermissionDenied, codes of
+// StateSource::Read. Nothing is left behind then.
 Status ExportHuggingFace(const StateSource& state, const ModelDescription& model,
                          const std::vector<ParameterUnit>& units, const HfExportOptions& options);
 
@@ -50,7 +51,8 @@ struct StateExportOptions {
   int thread_count = 4;
 };
 
-// Three folders, master, moment1 and moment2, of FP32 safetensors under the published names. Codes as above.
+// Three folders, master, moment1 and moment2, of FP32 safetensors under the published names. Codes
+// as above.
 Status ExportState(const StateSource& state, const ModelDescription& model,
                    const std::vector<ParameterUnit>& units, const StateExportOptions& options);
 

@@ -101,9 +101,9 @@ Status HfSource::Read(int64_t unit, int64_t tensor, StateArray array, int64_t fi
     std::fill(out.begin(), out.end(), 0.0f);
     return Status::Ok();
   }
-  auto piece = std::upper_bound(
-      pieces.begin(), pieces.end(), first_element,
-      [](int64_t element, const Piece& p) { return element < p.offset_elements; });
+  auto piece =
+      std::upper_bound(pieces.begin(), pieces.end(), first_element,
+                       [](int64_t element, const Piece& p) { return element < p.offset_elements; });
   --piece;
   while (!out.empty()) {
     const SafetensorInfo& info = *piece->location.info;

@@ -1,7 +1,7 @@
-// HfSource is the weights of a Hugging Face directory as canonical state: masters from BF16, F16 or F32
-// files, moments zero, step 0. Open holds the files against the model: every published tensor is there with its
-// shape and a type that training reads, and there is nothing else, except what is known to pass through
-// (rotary inverse frequencies) and a tied head that repeats the embedding.
+// HfSource is the weights of a Hugging Face directory as canonical state: masters from BF16, F16 or
+// F32 files, moments zero, step 0. Open holds the files against the model: every published tensor
+// is there with its shape and a type that training reads, and there is nothing else, except what is
+// known to pass through (rotary inverse frequencies) and a tied head that repeats the embedding.
 // Read-only; thread-safe.
 
 #pragma once

@@ -1,5 +1,5 @@
-// The published tensor names (models reference, sections 2 and 3): which file tensor is which range of
-// which canonical tensor.
+// The published tensor names (models reference, sections 2 and 3): which file tensor is which range
+// of which canonical tensor.
 
 #include <string>
 #include <string_view>
@@ -19,8 +19,10 @@ struct MixtureNames {
 
 MixtureNames NamesOf(Family family) {
   switch (family) {
-    case Family::kMixtral: return {"block_sparse_moe", "w1", "w3", "w2"};
-    case Family::kQwen3Moe: return {"mlp", "gate_proj", "up_proj", "down_proj"};
+    case Family::kMixtral:
+      return {"block_sparse_moe", "w1", "w3", "w2"};
+    case Family::kQwen3Moe:
+      return {"mlp", "gate_proj", "up_proj", "down_proj"};
   }
   OOM_CHECK_MSG(false, "unknown family");
 }
@@ -28,23 +30,36 @@ MixtureNames NamesOf(Family family) {
 // A canonical tensor that is one file tensor, or "" for one that is split (Dense*, Experts*).
 std::string WholeName(const ModelDescription& model, TensorRole role, const std::string& layer) {
   switch (role) {
-    case TensorRole::kEmbedding: return "model.embed_tokens.weight";
-    case TensorRole::kInputNorm: return layer + "input_layernorm.weight";
-    case TensorRole::kQuery: return layer + "self_attn.q_proj.weight";
-    case TensorRole::kKey: return layer + "self_attn.k_proj.weight";
-    case TensorRole::kValue: return layer + "self_attn.v_proj.weight";
-    case TensorRole::kOutput: return layer + "self_attn.o_proj.weight";
-    case TensorRole::kQueryNorm: return layer + "self_attn.q_norm.weight";
-    case TensorRole::kKeyNorm: return layer + "self_attn.k_norm.weight";
-    case TensorRole::kPostNorm: return layer + "post_attention_layernorm.weight";
+    case TensorRole::kEmbedding:
+      return "model.embed_tokens.weight";
+    case TensorRole::kInputNorm:
+      return layer + "input_layernorm.weight";
+    case TensorRole::kQuery:
+      return layer + "self_attn.q_proj.weight";
+    case TensorRole::kKey:
+      return layer + "self_attn.k_proj.weight";
+    case TensorRole::kValue:
+      return layer + "self_attn.v_proj.weight";
+    case TensorRole::kOutput:
+      return layer + "self_attn.o_proj.weight";
+    case TensorRole::kQueryNorm:
+      return layer + "self_attn.q_norm.weight";
+    case TensorRole::kKeyNorm:
+      return layer + "self_attn.k_norm.weight";
+    case TensorRole::kPostNorm:
+      return layer + "post_attention_layernorm.weight";
     case TensorRole::kRouter:
       return layer + std::string(NamesOf(model.family).folder) + ".gate.weight";
-    case TensorRole::kDenseDown: return layer + "mlp.down_proj.weight";
-    case TensorRole::kFinalNorm: return "model.norm.weight";
-    case TensorRole::kHead: return "lm_head.weight";
+    case TensorRole::kDenseDown:
+      return layer + "mlp.down_proj.weight";
+    case TensorRole::kFinalNorm:
+      return "model.norm.weight";
+    case TensorRole::kHead:
+      return "lm_head.weight";
     case TensorRole::kDenseGateUp:
     case TensorRole::kExpertsGateUp:
-    case TensorRole::kExpertsDown: return "";
+    case TensorRole::kExpertsDown:
+      return "";
   }
   OOM_CHECK_MSG(false, "unknown tensor role");
 }

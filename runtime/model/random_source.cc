@@ -1,8 +1,9 @@
-// Counter-based normal initialisation. Element i of a tensor depends on the seed, the tensor's name and
-// i alone: Philox-4x32-10 (Salmon et al., 2011) keyed by seed and name turns the counter into two 64-bit
-// words, Box-Muller turns these into the two normal values of elements 2c and 2c+1.
-// log, sin and cos of the C library differ in their last bits between machines; here they are polynomials
-// in IEEE double arithmetic (+ - * / sqrt, no contraction), so every machine gets the same bits.
+// Counter-based normal initialisation. Element i of a tensor depends on the seed, the tensor's name
+// and i alone: Philox-4x32-10 (Salmon et al., 2011) keyed by seed and name turns the counter into
+// two 64-bit words, Box-Muller turns these into the two normal values of elements 2c and 2c+1. log,
+// sin and cos of the C library differ in their last bits between machines; here they are
+// polynomials in IEEE double arithmetic (+ - * / sqrt, no contraction), so every machine gets the
+// same bits.
 
 #include <array>
 #include <bit>
@@ -63,8 +64,8 @@ struct SinCos {
   double sin, cos;
 };
 
-// sin and cos of 2 pi u, u in [0, 1): the quarter turn by exact arithmetic, the rest, |t| <= pi/4, by
-// Taylor series to t^17 and t^16.
+// sin and cos of 2 pi u, u in [0, 1): the quarter turn by exact arithmetic, the rest, |t| <= pi/4,
+// by Taylor series to t^17 and t^16.
 SinCos TurnSinCos(double u) {
   const double quarters = u * 4.0;
   const int64_t quarter = static_cast<int64_t>(quarters + 0.5);
@@ -77,10 +78,14 @@ SinCos TurnSinCos(double u) {
   const double s = t * sin_sum;
   const double c = cos_sum;
   switch (quarter & 3) {
-    case 0: return {s, c};
-    case 1: return {c, -s};
-    case 2: return {-s, -c};
-    default: return {-c, s};
+    case 0:
+      return {s, c};
+    case 1:
+      return {c, -s};
+    case 2:
+      return {-s, -c};
+    default:
+      return {-c, s};
   }
 }
 
@@ -124,7 +129,8 @@ class RandomSource : public StateSource {
       const double radius = std::sqrt(-2.0 * Log(u)) * deviation_;
       const int64_t index = 2 * pair - first_element;
       if (index >= 0) out[static_cast<size_t>(index)] = static_cast<float>(radius * turn.cos);
-      if (2 * pair + 1 < end) out[static_cast<size_t>(index + 1)] = static_cast<float>(radius * turn.sin);
+      if (2 * pair + 1 < end)
+        out[static_cast<size_t>(index + 1)] = static_cast<float>(radius * turn.sin);
     }
   }
 

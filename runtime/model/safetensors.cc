@@ -216,8 +216,8 @@ Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::string
     return Malformed(path, "has " + std::to_string(file_bytes) +
                                " bytes, too few for a safetensors header (truncated?)");
   }
-  OOM_RETURN_IF_ERROR(ReadExactly(file->fd_.get(), 0,
-                                  std::as_writable_bytes(std::span(&header_bytes, 1)), path));
+  OOM_RETURN_IF_ERROR(
+      ReadExactly(file->fd_.get(), 0, std::as_writable_bytes(std::span(&header_bytes, 1)), path));
   if (header_bytes > static_cast<uint64_t>(kSafetensorsHeaderLimitBytes)) {
     return Malformed(path, "header length " + std::to_string(header_bytes) + " is above " +
                                std::to_string(kSafetensorsHeaderLimitBytes));
@@ -228,16 +228,15 @@ Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::string
                                " bytes ends beyond the file's " + std::to_string(file_bytes) +
                                " bytes (truncated?)");
   }
-  // The header is parsed from a copy, so that a file that shrinks meanwhile gives an error, not a signal.
+  // The header is parsed from a copy, so that a file that shrinks meanwhile gives an error, not a
+  // signal.
   std::string text(header_bytes, '\0');
-  OOM_RETURN_IF_ERROR(ReadExactly(file->fd_.get(), 8,
-                                  std::as_writable_bytes(std::span(text.data(), text.size())),
-                                  path));
-  OOM_ASSIGN_OR_RETURN(
-      file->header_,
-      ParseSafetensorsHeader(text, file_bytes - file->data_offset_bytes_, path));
-  void* map = ::mmap(nullptr, static_cast<size_t>(file_bytes), PROT_READ, MAP_SHARED,
-                     file->fd_.get(), 0);
+  OOM_RETURN_IF_ERROR(ReadExactly(
+      file->fd_.get(), 8, std::as_writable_bytes(std::span(text.data(), text.size())), path));
+  OOM_ASSIGN_OR_RETURN(file->header_,
+                       ParseSafetensorsHeader(text, file_bytes - file->data_offset_bytes_, path));
+  void* map =
+      ::mmap(nullptr, static_cast<size_t>(file_bytes), PROT_READ, MAP_SHARED, file->fd_.get(), 0);
   if (map == MAP_FAILED) return ErrnoStatus(errno, "cannot map " + path);
   file->map_ = static_cast<const std::byte*>(map);
   file->map_bytes_ = file_bytes;
@@ -267,9 +266,9 @@ std::span<const std::byte> SafetensorsFile::bytes(const SafetensorInfo& tensor) 
 
 Status SafetensorsFile::Read(const SafetensorInfo& tensor, int64_t offset_bytes,
                              std::span<std::byte> out) const {
-  OOM_CHECK(offset_bytes >= 0 &&
-            offset_bytes <= tensor.bytes - static_cast<int64_t>(out.size()));
-  return ReadExactly(fd_.get(), data_offset_bytes_ + tensor.offset_bytes + offset_bytes, out, path_);
+  OOM_CHECK(offset_bytes >= 0 && offset_bytes <= tensor.bytes - static_cast<int64_t>(out.size()));
+  return ReadExactly(fd_.get(), data_offset_bytes_ + tensor.offset_bytes + offset_bytes, out,
+                     path_);
 }
 
 Status SafetensorsFile::ReadFloats(const SafetensorInfo& tensor, int64_t first_element,

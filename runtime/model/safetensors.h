@@ -1,8 +1,8 @@
-// SafetensorsFile maps one safetensors file: 8 bytes of header length, a JSON header, the tensors' bytes.
-// The header is checked in full at Open: length at most 100 MB, no key twice, known types, shape times
-// type equal to the range, ranges in the file, without overlap or hole, the last one ending the file.
-// Every failure names the file and, where there is one, the tensor.
-// Read-only; thread-safe. Spans live as long as the file object.
+// SafetensorsFile maps one safetensors file: 8 bytes of header length, a JSON header, the tensors'
+// bytes. The header is checked in full at Open: length at most 100 MB, no key twice, known types,
+// shape times type equal to the range, ranges in the file, without overlap or hole, the last one
+// ending the file. Every failure names the file and, where there is one, the tensor. Read-only;
+// thread-safe. Spans live as long as the file object.
 
 #pragma once
 
@@ -58,14 +58,16 @@ class SafetensorsFile {
   // nullptr if there is none.
   const SafetensorInfo* Find(std::string_view name) const;
 
-  // The mapped bytes. Touching them after somebody has truncated the file raises SIGBUS; Read does not.
+  // The mapped bytes. Touching them after somebody has truncated the file raises SIGBUS; Read does
+  // not.
   std::span<const std::byte> bytes(const SafetensorInfo& tensor) const;
 
   // Bytes from `offset_bytes` of the tensor on, by pread. REQUIRES: the range lies in the tensor.
   // Fails with kDataLoss if the file has become shorter or cannot be read.
   Status Read(const SafetensorInfo& tensor, int64_t offset_bytes, std::span<std::byte> out) const;
 
-  // Elements from `first_element` on as FP32. REQUIRES: IsTrainableType(tensor.type). Codes of Read.
+  // Elements from `first_element` on as FP32. REQUIRES: IsTrainableType(tensor.type). Codes of
+  // Read.
   Status ReadFloats(const SafetensorInfo& tensor, int64_t first_element,
                     std::span<float> out) const;
 

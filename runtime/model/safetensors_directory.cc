@@ -71,8 +71,8 @@ Result<std::unique_ptr<SafetensorsDirectory>> SafetensorsDirectory::Open(
       }
     }
   } else {
-    return Status(Code::kNotFound, directory + ": has neither " + kSingleFileName + " nor " +
-                                       kIndexFileName)
+    return Status(Code::kNotFound,
+                  directory + ": has neither " + kSingleFileName + " nor " + kIndexFileName)
         .WithField(directory);
   }
   for (const auto& file : opened->files_) {
@@ -81,8 +81,8 @@ Result<std::unique_ptr<SafetensorsDirectory>> SafetensorsDirectory::Open(
       if (opened->sharded_) {
         const auto mapped = shards.find(info.name);
         if (mapped == shards.end() || mapped->second != name) {
-          return Malformed(file->path(), "tensor \"" + info.name + "\" is not mapped to this file in " +
-                                             kIndexFileName);
+          return Malformed(file->path(), "tensor \"" + info.name +
+                                             "\" is not mapped to this file in " + kIndexFileName);
         }
       }
       opened->by_name_[info.name] = {file.get(), &info};

@@ -1,6 +1,6 @@
-// SafetensorsDirectory opens the weights of a Hugging Face directory: `model.safetensors`, or the shards
-// that `model.safetensors.index.json` names. Index and shards must agree: every tensor of the index is in
-// its shard, every tensor of a shard is in the index. Thread-safe; read-only.
+// SafetensorsDirectory opens the weights of a Hugging Face directory: `model.safetensors`, or the
+// shards that `model.safetensors.index.json` names. Index and shards must agree: every tensor of
+// the index is in its shard, every tensor of a shard is in the index. Thread-safe; read-only.
 
 #pragma once
 
@@ -26,7 +26,8 @@ class SafetensorsDirectory {
     const SafetensorInfo* info = nullptr;
   };
 
-  // Fails with kNotFound (no weights, or a shard is missing), kPermissionDenied or kInvalidArgument.
+  // Fails with kNotFound (no weights, or a shard is missing), kPermissionDenied or
+  // kInvalidArgument.
   static Result<std::unique_ptr<SafetensorsDirectory>> Open(const std::string& directory);
 
   const std::string& directory() const { return directory_; }

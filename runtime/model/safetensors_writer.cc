@@ -5,10 +5,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <unordered_set>
 #include <utility>
-
-#include <nlohmann/json.hpp>
 
 #include "runtime/base/check.h"
 #include "runtime/base/file.h"
@@ -127,8 +126,7 @@ Status SafetensorsWriter::WriteAt(size_t index, int64_t offset_bytes,
   const int64_t count = static_cast<int64_t>(bytes.size());
   OOM_CHECK(index + 1 < offsets_bytes_.size());
   OOM_CHECK(offset_bytes >= 0 && offset_bytes <= tensor_bytes(index) - count);
-  OOM_RETURN_IF_ERROR(
-      WriteBytes(data_offset_bytes_ + offsets_bytes_[index] + offset_bytes, bytes));
+  OOM_RETURN_IF_ERROR(WriteBytes(data_offset_bytes_ + offsets_bytes_[index] + offset_bytes, bytes));
   written_bytes_ += count;
   return Status::Ok();
 }

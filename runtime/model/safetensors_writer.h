@@ -1,8 +1,8 @@
-// SafetensorsWriter writes one safetensors file. The header comes first, from the list of all tensors;
-// then their bytes, either in order (Append) or anywhere in the preallocated file (WriteAt). Finish
-// checks that every byte was written and syncs. A writer that is destroyed before leaves a partial file;
-// the caller writes into a temporary directory.
-// WriteAt is thread-safe on disjoint ranges; the rest is not.
+// SafetensorsWriter writes one safetensors file. The header comes first, from the list of all
+// tensors; then their bytes, either in order (Append) or anywhere in the preallocated file
+// (WriteAt). Finish checks that every byte was written and syncs. A writer that is destroyed before
+// leaves a partial file; the caller writes into a temporary directory. WriteAt is thread-safe on
+// disjoint ranges; the rest is not.
 
 #pragma once
 
@@ -34,8 +34,8 @@ class SafetensorsWriter {
     std::string path;
     std::vector<SafetensorEntry> tensors;         // In the order of their bytes.
     std::map<std::string, std::string> metadata;  // {"format": "pt"} is what transformers expects.
-    // Takes the file's space at Create, so that a full disk is an error before any work is done. WriteAt
-    // needs it.
+    // Takes the file's space at Create, so that a full disk is an error before any work is done.
+    // WriteAt needs it.
     bool preallocate = false;
   };
 

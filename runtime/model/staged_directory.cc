@@ -93,7 +93,8 @@ Status StagedDirectory::Commit() {
     if (Exchange(path_, target_)) {
       old = path_;
     } else {
-      // Without an exchange there is a moment in which the target is missing, but never one without both.
+      // Without an exchange there is a moment in which the target is missing, but never one without
+      // both.
       old = target_ + ".old." + RandomSuffix();
       if (::rename(target_.c_str(), old.c_str()) != 0) {
         return ErrnoStatus(errno, "cannot rename " + target_ + " to " + old);

@@ -1,11 +1,10 @@
-// JSON as a file format: one value, valid UTF-8, no key twice in an object. Included by sources only,
-// since the library's header is large. Thread-safe.
+// JSON as a file format: one value, valid UTF-8, no key twice in an object. Included by sources
+// only, since the library's header is large. Thread-safe.
 
 #pragma once
 
-#include <string_view>
-
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "runtime/base/status.h"
 

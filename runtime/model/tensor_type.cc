@@ -19,14 +19,22 @@ struct TypeRow {
 
 // In the order of the enumeration.
 constexpr std::array<TypeRow, 17> kTypes = {{
-    {TensorType::kBool, "BOOL", 1},      {TensorType::kU8, "U8", 1},
-    {TensorType::kI8, "I8", 1},          {TensorType::kF8E4M3, "F8_E4M3", 1},
-    {TensorType::kF8E5M2, "F8_E5M2", 1}, {TensorType::kF8E8M0, "F8_E8M0", 1},
-    {TensorType::kU16, "U16", 2},        {TensorType::kI16, "I16", 2},
-    {TensorType::kF16, "F16", 2},        {TensorType::kBF16, "BF16", 2},
-    {TensorType::kU32, "U32", 4},        {TensorType::kI32, "I32", 4},
-    {TensorType::kF32, "F32", 4},        {TensorType::kU64, "U64", 8},
-    {TensorType::kI64, "I64", 8},        {TensorType::kF64, "F64", 8},
+    {TensorType::kBool, "BOOL", 1},
+    {TensorType::kU8, "U8", 1},
+    {TensorType::kI8, "I8", 1},
+    {TensorType::kF8E4M3, "F8_E4M3", 1},
+    {TensorType::kF8E5M2, "F8_E5M2", 1},
+    {TensorType::kF8E8M0, "F8_E8M0", 1},
+    {TensorType::kU16, "U16", 2},
+    {TensorType::kI16, "I16", 2},
+    {TensorType::kF16, "F16", 2},
+    {TensorType::kBF16, "BF16", 2},
+    {TensorType::kU32, "U32", 4},
+    {TensorType::kI32, "I32", 4},
+    {TensorType::kF32, "F32", 4},
+    {TensorType::kU64, "U64", 8},
+    {TensorType::kI64, "I64", 8},
+    {TensorType::kF64, "F64", 8},
     {TensorType::kC64, "C64", 8},
 }};
 
@@ -35,9 +43,7 @@ constexpr uint32_t kInfinity = 0x7F800000u;
 
 }  // namespace
 
-std::string_view TensorTypeName(TensorType type) {
-  return kTypes[static_cast<size_t>(type)].name;
-}
+std::string_view TensorTypeName(TensorType type) { return kTypes[static_cast<size_t>(type)].name; }
 
 std::optional<TensorType> TensorTypeFromName(std::string_view name) {
   for (const TypeRow& row : kTypes) {
@@ -54,7 +60,8 @@ bool IsTrainableType(TensorType type) {
 
 uint16_t FloatBitsToBfloat16(uint32_t bits) {
   if ((bits & ~kSignBit) > kInfinity) {
-    // A NaN keeps its upper half; one whose payload is in the lower half alone must not become infinity.
+    // A NaN keeps its upper half; one whose payload is in the lower half alone must not become
+    // infinity.
     const uint32_t upper = bits >> 16;
     return static_cast<uint16_t>((upper & 0x7Fu) != 0 ? upper : upper | 0x40u);
   }
@@ -100,8 +107,8 @@ void ConvertToFloat(TensorType type, std::span<const std::byte> in, std::span<fl
   for (size_t i = 0; i < out.size(); ++i) {
     uint16_t value;
     std::memcpy(&value, in.data() + 2 * i, 2);
-    const uint32_t bits = type == TensorType::kBF16 ? static_cast<uint32_t>(value) << 16
-                                                    : HalfToFloatBits(value);
+    const uint32_t bits =
+        type == TensorType::kBF16 ? static_cast<uint32_t>(value) << 16 : HalfToFloatBits(value);
     std::memcpy(&out[i], &bits, 4);  // A float assignment could quieten a signalling NaN.
   }
 }

@@ -1,5 +1,5 @@
-// Element types of safetensors files and the conversions between them and FP32. A conversion works on
-// bit patterns, so that -0.0 and the bits of NaNs survive. Pure functions.
+// Element types of safetensors files and the conversions between them and FP32. A conversion works
+// on bit patterns, so that -0.0 and the bits of NaNs survive. Pure functions.
 
 #pragma once
 
@@ -14,8 +14,23 @@
 namespace oom {
 
 enum class TensorType {
-  kBool, kU8, kI8, kF8E4M3, kF8E5M2, kF8E8M0, kU16, kI16, kF16, kBF16, kU32, kI32, kF32, kU64, kI64,
-  kF64, kC64,
+  kBool,
+  kU8,
+  kI8,
+  kF8E4M3,
+  kF8E5M2,
+  kF8E8M0,
+  kU16,
+  kI16,
+  kF16,
+  kBF16,
+  kU32,
+  kI32,
+  kF32,
+  kU64,
+  kI64,
+  kF64,
+  kC64,
 };
 
 // "BF16" and so on, as the format spells them.
@@ -30,9 +45,9 @@ bool IsTrainableType(TensorType type);
 // REQUIRES: IsTrainableType(type), in.size() == out.size() * TensorTypeBytes(type).
 void ConvertToFloat(TensorType type, std::span<const std::byte> in, std::span<float> out);
 
-// BF16 rounds half away from zero (engine rules, section 1: the working weight of a master). F16 rounds to
-// nearest even. Neither alters a value that its type holds. Returns the index of the first finite value
-// that F16 cannot hold (its rounding is an infinity), or -1. REQUIRES as above.
+// BF16 rounds half away from zero (engine rules, section 1: the working weight of a master). F16
+// rounds to nearest even. Neither alters a value that its type holds. Returns the index of the
+// first finite value that F16 cannot hold (its rounding is an infinity), or -1. REQUIRES as above.
 int64_t ConvertFromFloat(TensorType type, std::span<const float> in, std::span<std::byte> out);
 
 // One value each, as bits.

@@ -1,10 +1,14 @@
 // The mixer: h = x + Attention(RMSNorm(x)).
-// Forward: n = norm(x);  q, k, v = n Wq.T, n Wk.T, n Wv.T;  q, k normed by head (if the model has it), then
-// rotated;  o = causal attention per document;  h = x + o Wo.T.
-// Backward in reverse: do = dh Wo, dWo += dh.T o;  dq, dk, dv;  rotation and norms back;
-// dn = dq Wq + dk Wk + dv Wv, dWq += dq.T n, ...;  dx = dh + norm backward of dn.
-// Every step after the projections is linear in the sum over head groups, the norm's backward included, so
-// parts add up. Shapes as in layer.h, N and G counting the heads of the part.
+// Forward:
+//   n = norm(x);  q, k, v = n Wq.T, n Wk.T, n Wv.T;
+//   q, k normed by head (if the model has it), then rotated;
+//   o = causal attention per document;  h = x + o Wo.T.
+// Backward, in reverse:
+//   do = dh Wo, dWo += dh.T o;  dq, dk, dv;  rotation and norms back;
+//   dn = dq Wq + dk Wk + dv Wv, dWq += dq.T n, ...;
+//   dx = dh + norm backward of dn.
+// Every step after the projections is linear in the sum over head groups, the norm's backward
+// included, so parts add up. Shapes as in layer.h, N and G counting the heads of the part.
 
 #include "runtime/base/check.h"
 #include "runtime/ops/layer.h"
@@ -93,8 +97,8 @@ at::Tensor MixerForward(const ModelDescription& model, const LayerTensors& weigh
 }
 
 at::Tensor MixerBackward(const ModelDescription& model, const LayerTensors& weights,
-                         const at::Tensor& dh_TH, const MixerSaved& saved,
-                         const PackedBatch& batch, LayerTensors* gradients) {
+                         const at::Tensor& dh_TH, const MixerSaved& saved, const PackedBatch& batch,
+                         LayerTensors* gradients) {
   const HeadSlice slice(model, saved.heads);
   const int64_t tokens = dh_TH.size(0);
   const at::Tensor normed_TH =
@@ -110,14 +114,12 @@ at::Tensor MixerBackward(const ModelDescription& model, const LayerTensors& weig
       NormAndRotate(model, saved.query_TNd, weights.query_norm, table),
       NormAndRotate(model, saved.key_TGd, weights.key_norm, table), saved.value_TGd,
       saved.attention, batch.cu_seqlens, model.sliding_window);
-  const at::Tensor dquery =
-      NormAndRotateBackward(model, attention.query_TNd, saved.query_TNd, weights.query_norm, table,
-                            gradients->query_norm)
-          .view({tokens, slice.query_rows});
-  const at::Tensor dkey =
-      NormAndRotateBackward(model, attention.key_TGd, saved.key_TGd, weights.key_norm, table,
-                            gradients->key_norm)
-          .view({tokens, slice.kv_rows});
+  const at::Tensor dquery = NormAndRotateBackward(model, attention.query_TNd, saved.query_TNd,
+                                                  weights.query_norm, table, gradients->query_norm)
+                                .view({tokens, slice.query_rows});
+  const at::Tensor dkey = NormAndRotateBackward(model, attention.key_TGd, saved.key_TGd,
+                                                weights.key_norm, table, gradients->key_norm)
+                              .view({tokens, slice.kv_rows});
   const at::Tensor dvalue = attention.value_TGd.view({tokens, slice.kv_rows});
 
   AccumulateWeightGradient(slice.Query(gradients->query), dquery, normed_TH);

@@ -51,8 +51,8 @@ std::optional<at::Tensor> WindowMask(const Run& run, int64_t window, const at::T
       .masked_fill_(allowed.logical_not_(), -std::numeric_limits<double>::infinity());
 }
 
-// LibTorch's grouped-query kernel adds the key and value gradients of a group in the tensors' own type.
-// Where that is narrow, each query head gets its own copy and the group is added up wide.
+// LibTorch's grouped-query kernel adds the key and value gradients of a group in the tensors' own
+// type. Where that is narrow, each query head gets its own copy and the group is added up wide.
 bool MustExpandGroups(const at::Tensor& query, const at::Tensor& key) {
   return query.size(1) != key.size(1) && query.scalar_type() != WideType(query.scalar_type());
 }
@@ -69,7 +69,8 @@ at::Tensor SumGroups(const at::Tensor& x_TNd, int64_t group) {
       .to(x_TNd.scalar_type());
 }
 
-// Puts a run's [documents, N, length, ...] into its rows of `all`; a single run becomes `all` itself.
+// Puts a run's [documents, N, length, ...] into its rows of `all`; a single run becomes `all`
+// itself.
 void PlaceRun(const Run& run, const at::Tensor& part, int64_t tokens, at::Tensor* all) {
   const at::Tensor rows = part.transpose(1, 2).flatten(0, 1);
   if (run.tokens() == tokens) {

@@ -1,10 +1,13 @@
-// Causal softmax attention per document: s_ij = d^(-1/2) <q_i, k_j> for j <= i in the same document (and
-// i - window < j if there is a window);  P = softmax(s);  o = P v.
-// Backward: dv = P.T do;  dS = P * (do v.T - <do_i, o_i>);  dq = d^(-1/2) dS k;  dk = d^(-1/2) dS.T q.
+// Causal softmax attention per document:
+//   s_ij = d^(-1/2) <q_i, k_j> for j <= i in the same document (with a window: i - window < j);
+//   P = softmax(s);  o = P v.
+// Backward:
+//   dv = P.T do;  dS = P * (do v.T - <do_i, o_i>);
+//   dq = d^(-1/2) dS k;  dk = d^(-1/2) dS.T q.
 // Shapes: T tokens, N query heads, G key/value heads (query head n uses n / (N / G)), d head size;
 // q, o [T, N, d], k, v [T, G, d], log-sum-exp [T, N] (wide).
-// Scores are never stored: backward recomputes P from the log-sum-exp. Consecutive documents of one length
-// run as one batch. Deterministic for a given number of threads.
+// Scores are never stored: backward recomputes P from the log-sum-exp. Consecutive documents of one
+// length run as one batch. Deterministic for a given number of threads.
 
 #pragma once
 
@@ -26,8 +29,8 @@ struct AttentionGradients {
   at::Tensor value_TGd;
 };
 
-// `cu_seqlens`: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]); the first is 0, the last T.
-// `window`: 0 is full causal attention.
+// `cu_seqlens`: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]); the first is 0, the last
+// T. `window`: 0 is full causal attention.
 AttentionOutput CausalAttentionForward(const at::Tensor& query_TNd, const at::Tensor& key_TGd,
                                        const at::Tensor& value_TGd,
                                        const std::vector<int64_t>& cu_seqlens, int64_t window);

@@ -14,7 +14,6 @@ at::Tensor DenseDownForward(const at::Tensor& gate_up_TF, const at::Tensor& down
 // dn, wide. `dgate_up_FH` and `ddown_HI` accumulate.
 at::Tensor DenseMlpBackward(const at::Tensor& dy_TH, const at::Tensor& normed_TH,
                             const at::Tensor& gate_up_TF, const at::Tensor& gate_up_FH,
-                            const at::Tensor& down_HI, at::Tensor dgate_up_FH,
-                            at::Tensor ddown_HI);
+                            const at::Tensor& down_HI, at::Tensor dgate_up_FH, at::Tensor ddown_HI);
 
 }  // namespace oom

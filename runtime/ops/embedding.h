@@ -1,7 +1,7 @@
 // Embedding: y_t = W[token_t].  Backward: dW[token_t] += dy_t, added in token order.
 // Shapes: T tokens, V vocabulary, H hidden, U distinct tokens of the batch; W [V, H], y [T, H].
-// Delivered by row, the weight holds only the batch's rows: then tokens are indices into those rows, and the
-// gradient is asked for by row.
+// Delivered by row, the weight holds only the batch's rows: then tokens are indices into those
+// rows, and the gradient is asked for by row.
 
 #pragma once
 
@@ -15,7 +15,7 @@ void EmbeddingBackward(const at::Tensor& dy_TH, const at::Tensor& token_T, at::T
 
 // The rows of the gradient that are not zero.
 struct RowGradient {
-  at::Tensor row_U;  // int64, rising.
+  at::Tensor row_U;   // int64, rising.
   at::Tensor sum_UH;  // Wide.
 };
 

@@ -56,9 +56,9 @@ ExpertGroups GroupByExpert(const at::Tensor& expert_TK, int64_t expert_count) {
   groups.rows_by_expert.assign(counts, counts + expert_count);
   groups.pair_R = std::get<1>(at::sort(expert, /*stable=*/true, /*dim=*/0, /*descending=*/false));
   groups.token_R = at::floor_divide(groups.pair_R, expert_TK.size(1));
-  const at::Tensor row_of_pair = at::empty_like(groups.pair_R)
-                                     .scatter_(0, groups.pair_R,
-                                               at::arange(expert.size(0), expert.options()));
+  const at::Tensor row_of_pair =
+      at::empty_like(groups.pair_R)
+          .scatter_(0, groups.pair_R, at::arange(expert.size(0), expert.options()));
   groups.rows_TK = std::get<0>(row_of_pair.view(expert_TK.sizes()).sort(1));
   return groups;
 }
@@ -85,8 +85,7 @@ ExpertsGradients ExpertsBackward(const ExpertsBackwardInput& input, const at::Te
 
   GroupedWeightGradient(ddown_EHI, input.dy_RH, activated_RI.mul_(weight_R1), rows_by_expert);
   activated_RI.reset();
-  const at::Tensor dgate_up_RF =
-      SwigluBackward(dactivated_RI.mul_(weight_R1), input.gate_up_RF);
+  const at::Tensor dgate_up_RF = SwigluBackward(dactivated_RI.mul_(weight_R1), input.gate_up_RF);
   GroupedWeightGradient(dgate_up_EFH, dgate_up_RF, input.x_RH, rows_by_expert);
   result.x_RH = GroupedProduct(dgate_up_RF, gate_up_EFH, rows_by_expert);
   return result;

@@ -2,10 +2,12 @@
 //   gate_up = x Wgu_e.T;  y = SwiGLU(gate_up) Wd_e.T;  combined_t = sum over its rows of w * y.
 // Backward, with dy the gradient of combined and a = SwiGLU(gate_up):
 //   da = dy Wd_e;  dw = <da, a>  (equal to <dy, y>, without the experts' outputs);
-//   dWd_e += dy.T (w a);  dgate_up = SwiGLU backward of w da;  dWgu_e += dgate_up.T x;  dx = dgate_up Wgu_e.
+//   dWd_e += dy.T (w a);  dgate_up = SwiGLU backward of w da;
+//   dWgu_e += dgate_up.T x;  dx = dgate_up Wgu_e.
 // An expert without rows is not touched, its gradient included.
 // Shapes: T tokens, K experts a token, R = T * K rows, H hidden, I width, F = 2I, E experts.
-// Nothing here knows where rows come from: the caller gathers them, from its own tokens or from other ranks.
+// Nothing here knows where rows come from: the caller gathers them, from its own tokens or from
+// other ranks.
 
 #pragma once
 
@@ -19,9 +21,9 @@ namespace oom {
 // A stable sort of the (token, choice) pairs by expert.
 struct ExpertGroups {
   std::vector<int64_t> rows_by_expert;  // [E]; their sum is R.
-  at::Tensor pair_R;   // int64: token * K + choice of each row.
-  at::Tensor token_R;  // int64: token of each row.
-  at::Tensor rows_TK;  // int64: a token's rows, rising, so in expert order.
+  at::Tensor pair_R;                    // int64: token * K + choice of each row.
+  at::Tensor token_R;                   // int64: token of each row.
+  at::Tensor rows_TK;                   // int64: a token's rows, rising, so in expert order.
 
   int64_t bytes() const;
 };

@@ -17,8 +17,7 @@ struct ChunkLoss {
 
 ChunkLoss CrossEntropy(const at::Tensor& logits_TV, const at::Tensor& target_T, double scale,
                        bool want_gradient) {
-  at::Tensor log_probability_TV =
-      at::log_softmax(logits_TV, 1, WideType(logits_TV.scalar_type()));
+  at::Tensor log_probability_TV = at::log_softmax(logits_TV, 1, WideType(logits_TV.scalar_type()));
   const at::Tensor valid_T1 = target_T.ge(0).unsqueeze(1);
   const at::Tensor index_T1 = target_T.clamp_min(0).unsqueeze(1);
   ChunkLoss result;

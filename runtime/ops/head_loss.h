@@ -2,9 +2,9 @@
 //   z = RMSNorm(x) Wh.T (then wide);  loss = sum over valid targets of logsumexp(z) - z_target;
 //   dz = scale * (softmax(z) - onehot(target)), 0 where the target is ignored;
 //   dWh += dz.T n;  dn = dz Wh;  dx = norm backward of dn.
-// The loss is a sum, not a mean: the number of valid targets is the global batch's, so the caller passes
-// scale = 1 / that number. There is no residual: dx is the whole gradient of x.
-// Shapes: T tokens, H hidden, V vocabulary. No [T, V] tensor exists, only [chunk, V].
+// The loss is a sum, not a mean: the number of valid targets is the global batch's, so the caller
+// passes scale = 1 / that number. There is no residual: dx is the whole gradient of x. Shapes: T
+// tokens, H hidden, V vocabulary. No [T, V] tensor exists, only [chunk, V].
 
 #pragma once
 

@@ -1,14 +1,15 @@
 // The two programs of a decoder layer, forward and backward, as the executor calls them: the mixer
 // (norm, attention, residual) and the mixture (norm, routed experts or a dense MLP, residual).
 //   h = x + Attention(RMSNorm(x)),   y = h + Mixture(RMSNorm(h)).
-// Shapes: T tokens, H hidden, N query heads, G key/value heads, d head size, E experts, K experts a token,
-// I expert width, R = T * K expert rows, F = 2I. Activations are all of one type (FP32, BF16 or FP64).
-// Parameter gradients accumulate (+=) and are wide (FP32; FP64 with FP64 activations). No autograd: the
-// caller runs these with gradient mode off. Thread-safe: no state but the arguments.
+// Shapes: T tokens, H hidden, N query heads, G key/value heads, d head size, E experts, K experts a
+// token, I expert width, R = T * K expert rows, F = 2I.
+// Activations are all of one type (FP32, BF16 or FP64). Parameter gradients accumulate (+=) and are
+// wide (FP32; FP64 with FP64 activations). No autograd: the caller runs these with gradient mode
+// off. Thread-safe: no state but the arguments.
 //
-// Parts (paper, Table 1): the mixer by query heads, the mixture by tokens. A part reads and accumulates only
-// the rows or columns of the weights that it needs. Replaying a forward gives the saved tensors bit for
-// bit, so that backward does not depend on whether they were kept.
+// Parts (paper, Table 1): the mixer by query heads, the mixture by tokens. A part reads and
+// accumulates only the rows or columns of the weights that it needs. Replaying a forward gives the
+// saved tensors bit for bit, so that backward does not depend on whether they were kept.
 
 #pragma once
 
@@ -30,7 +31,8 @@ struct PackedBatch {
   std::vector<int64_t> cu_seqlens;  // Document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]).
 };
 
-// Positions that restart with each document. REQUIRES: cu_seqlens starts at 0 and does not decrease.
+// Positions that restart with each document. REQUIRES: cu_seqlens starts at 0 and does not
+// decrease.
 PackedBatch MakePackedBatch(std::vector<int64_t> cu_seqlens);
 
 // A layer's weights, or their gradients in the same shapes. What the model lacks is undefined; an
@@ -61,8 +63,8 @@ struct TokenRange {
   int64_t count = -1;  // -1: all.
 };
 
-// What the mixer's backward needs: its input and the projections of its heads before norm and rotation
-// (both are recomputed), the attention results, and the log-sum-exp of the scores.
+// What the mixer's backward needs: its input and the projections of its heads before norm and
+// rotation (both are recomputed), the attention results, and the log-sum-exp of the scores.
 struct MixerSaved {
   HeadRange heads;
   at::Tensor input_TH;
@@ -75,8 +77,8 @@ struct MixerSaved {
   int64_t bytes() const;
 };
 
-// What the mixture's backward needs: its input, the routing, and the gate/up product. Neither the normed
-// rows nor the experts' outputs are kept.
+// What the mixture's backward needs: its input, the routing, and the gate/up product. Neither the
+// normed rows nor the experts' outputs are kept.
 struct MixtureSaved {
   TokenRange tokens;
   at::Tensor input_TH;    // The range's rows.
@@ -96,8 +98,8 @@ at::Tensor MixerForward(const ModelDescription& model, const LayerTensors& weigh
 // All heads: dx in dh's type. A part: its contribution to dx, wide and without the residual;
 // FinishMixer(dh, sum of the parts) is dx. The heads are those of `saved`.
 at::Tensor MixerBackward(const ModelDescription& model, const LayerTensors& weights,
-                         const at::Tensor& dh_TH, const MixerSaved& saved,
-                         const PackedBatch& batch, LayerTensors* gradients);
+                         const at::Tensor& dh_TH, const MixerSaved& saved, const PackedBatch& batch,
+                         LayerTensors* gradients);
 
 // residual + sum of parts, rounded once to the residual's type.
 at::Tensor FinishMixer(const at::Tensor& residual_TH, const at::Tensor& sum_TH);
@@ -115,8 +117,8 @@ at::Tensor MixtureForward(const ModelDescription& model, MixtureKind kind,
                           const LayerTensors& weights, const at::Tensor& h_TH, MixtureSaved* saved,
                           const MixtureOptions& options = {});
 
-// dh of the tokens of `saved`; `dy_TH` has the rows of the whole batch. `balance` adds the gradient of
-// the load-balancing loss (its coefficient may be 0).
+// dh of the tokens of `saved`; `dy_TH` has the rows of the whole batch. `balance` adds the gradient
+// of the load-balancing loss (its coefficient may be 0).
 at::Tensor MixtureBackward(const ModelDescription& model, MixtureKind kind,
                            const LayerTensors& weights, const at::Tensor& dy_TH,
                            const MixtureSaved& saved, LayerTensors* gradients,

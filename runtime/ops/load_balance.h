@@ -1,8 +1,9 @@
 // Load-balancing loss over all routed layers together, N = tokens summed over layers:
 //   f_e = choices of e / N,  P_e = mean of p_e,  loss = E * sum_e f_e P_e   (uniform routing: K).
-// Backward (f is a constant):  dz_t += coefficient * E / N * p_t * (f - <f, p_t>).
-// The gradient needs f over all layers, so stats are gathered in the forward pass, and each layer's term is
-// local in the backward pass. Shapes: E experts, T tokens; p [T, E] wide.
+// Backward (f is a constant):
+//   dz_t += coefficient * E / N * p_t * (f - <f, p_t>).
+// The gradient needs f over all layers, so stats are gathered in the forward pass, and each layer's
+// term is local in the backward pass. Shapes: E experts, T tokens; p [T, E] wide.
 
 #pragma once
 

@@ -1,6 +1,9 @@
 // The mixture: y = h + Experts(RMSNorm(h)), or y = h + Mlp(RMSNorm(h)) in a dense layer.
-// Forward: n = norm(h);  routing;  rows of n gathered by expert;  gate/up;  SwiGLU;  down;  weighted sum.
-// Backward: dn = experts' (or MLP's) and router's gradients added up wide;  dh = dy + norm backward of dn.
+// Forward:
+//   n = norm(h);  routing;  rows of n gathered by expert;  gate/up;  SwiGLU;  down;  weighted sum.
+// Backward:
+//   dn = the experts' (or MLP's) and the router's gradients added up wide;
+//   dh = dy + norm backward of dn.
 // Shapes as in layer.h, T counting the tokens of the part.
 
 #include "runtime/ops/dense_mlp.h"
@@ -42,13 +45,12 @@ at::Tensor RoutedBackward(const ModelDescription& model, const LayerTensors& wei
                           const MixtureSaved& saved, LayerTensors* gradients,
                           const LoadBalanceTerm& balance) {
   const ExpertGroups& groups = saved.groups;
-  const ExpertsGradients experts =
-      ExpertsBackward({.x_RH = normed_TH.index_select(0, groups.token_R),
-                       .gate_up_RF = saved.gate_up_RF,
-                       .weight_R = WeightByRow(model, saved),
-                       .dy_RH = dy_TH.index_select(0, groups.token_R)},
-                      weights.gate_up, weights.down, groups.rows_by_expert, gradients->gate_up,
-                      gradients->down);
+  const ExpertsGradients experts = ExpertsBackward(
+      {.x_RH = normed_TH.index_select(0, groups.token_R),
+       .gate_up_RF = saved.gate_up_RF,
+       .weight_R = WeightByRow(model, saved),
+       .dy_RH = dy_TH.index_select(0, groups.token_R)},
+      weights.gate_up, weights.down, groups.rows_by_expert, gradients->gate_up, gradients->down);
   const at::Tensor dweight_TK = at::empty_like(experts.weight_R)
                                     .scatter_(0, groups.pair_R, experts.weight_R)
                                     .view(saved.router.expert_TK.sizes());
@@ -70,8 +72,7 @@ at::Tensor MixtureForward(const ModelDescription& model, MixtureKind kind,
   if (!options.stop_at_gate_up && kind == MixtureKind::kDense) {
     y_TH = DenseDownForward(kept.gate_up_RF, weights.down).add_(kept.input_TH);
   } else if (!options.stop_at_gate_up) {
-    at::Tensor y_RH =
-        ExpertsDownForward(kept.gate_up_RF, weights.down, kept.groups.rows_by_expert);
+    at::Tensor y_RH = ExpertsDownForward(kept.gate_up_RF, weights.down, kept.groups.rows_by_expert);
     y_RH.mul_(WeightByRow(model, kept).unsqueeze(1));
     y_TH = SumTokenRows(y_RH, kept.groups, y_RH.scalar_type()).add_(kept.input_TH);
   }

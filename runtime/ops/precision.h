@@ -1,6 +1,7 @@
 // Which precision an operator computes in, and the two products that every backward is made of.
-// "Wide" is FP32, or FP64 where the tensors are FP64: norms, softmax, rotary angles, sums over parts and
-// parameter gradients are wide whatever the activations are. Thread-safe: pure functions of tensors.
+// "Wide" is FP32, or FP64 where the tensors are FP64: norms, softmax, rotary angles, sums over
+// parts and parameter gradients are wide whatever the activations are. Thread-safe: pure functions
+// of tensors.
 
 #pragma once
 

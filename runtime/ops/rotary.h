@@ -1,6 +1,8 @@
-// Rotary position embedding, rotate-half form. Pairs (i, i + d/2) turn by angle position * theta^(-2i/d):
+// Rotary position embedding, rotate-half form.
+// Pairs (i, i + d/2) turn by the angle position * theta^(-2i/d):
 //   y1 = x1 cos - x2 sin,  y2 = x2 cos + x1 sin.
-// Backward turns by the opposite angle: dx1 = dy1 cos + dy2 sin,  dx2 = dy2 cos - dy1 sin.
+// Backward turns by the opposite angle:
+//   dx1 = dy1 cos + dy2 sin,  dx2 = dy2 cos - dy1 sin.
 // Shapes: x, y [T, N, d], T tokens, N heads; cos, sin [T, 1, d/2]. Keeps nothing.
 
 #pragma once

@@ -41,8 +41,7 @@ at::Tensor RouterBackward(const ModelDescription& model, const RouterSaved& save
   at::Tensor dlogits_TE = at::zeros(saved.logits_TE.sizes(), saved.weight_TK.options());
   if (model.renormalize_top_k) {
     const at::Tensor mean = at::mul(saved.weight_TK, dweight_TK).sum(1, /*keepdim=*/true);
-    dlogits_TE.scatter_(1, saved.expert_TK,
-                        at::sub(dweight_TK, mean).mul_(saved.weight_TK));
+    dlogits_TE.scatter_(1, saved.expert_TK, at::sub(dweight_TK, mean).mul_(saved.weight_TK));
   } else {
     const at::Tensor probability_TE = Probabilities(saved);
     const at::Tensor mean = at::mul(saved.weight_TK, dweight_TK).sum(1, /*keepdim=*/true);

@@ -78,9 +78,8 @@ void UpdateByBlock(Kernel kernel, const AdamWScalars& scalars, std::span<const T
   int64_t in_block = state.first_in_block;
   for (int64_t done = 0, block = 0; done < elements; ++block) {
     const int64_t run = std::min(kAdamWBlockElements - in_block, elements - done);
-    const PartialsView<T> view{.ranks = ranks.data(),
-                               .rank_count = static_cast<int64_t>(ranks.size()),
-                               .first = done};
+    const PartialsView<T> view{
+        .ranks = ranks.data(), .rank_count = static_cast<int64_t>(ranks.size()), .first = done};
     kernel(scalars, view, RunAt(state, block, done, in_block, run));
     done += run;
     in_block = 0;

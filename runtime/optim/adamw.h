@@ -1,13 +1,16 @@
-// AdamW as one defined sequence of correctly rounded FP32 operations (engine rules, section 2), so that
-// AVX-512, AVX2, scalar and CUDA give the same bits for any partition of the work.
-// State layouts (engine rules, section 1), by blocks of kBlockElements = 4,096 parameters:
-//   bfloat16: weight uint16[n] contiguous; beside it per block {float moment1[4096]; float moment2[4096];
+// AdamW as one defined sequence of correctly rounded FP32 operations (engine rules, section 2), so
+// that AVX-512, AVX2, scalar and CUDA give the same bits for any partition of the work. State
+// layouts (engine rules, section 1), by blocks of kBlockElements = 4,096 parameters:
+//   bfloat16: weight uint16[n] contiguous; beside it per block {float moment1[4096]; float
+//   moment2[4096];
 //             int16 weight_low[4096]}, 40,960 bytes a block. master = (weight << 16) + weight_low.
-//   float32:  master float[n] contiguous; beside it per block {float moment1[4096]; float moment2[4096]}.
-// Every NaN that is stored (weight, moment) is 0x7FC00000: neither the sign and payload of a NaN operand
-// nor the order of operands shows. A negative moment2, which no update produces, counts as below the threshold.
-// With learning rate 0 (step_size 0, decay 1) the moments are updated and no weight is written.
-// Stateless functions, thread-safe on disjoint ranges. Call them under a ScopedOptimizerMxcsr.
+//   float32:  master float[n] contiguous; beside it per block {float moment1[4096]; float
+//   moment2[4096]}.
+// Every NaN that is stored (weight, moment) is 0x7FC00000: neither the sign and payload of a NaN
+// operand nor the order of operands shows. A negative moment2, which no update produces, counts as
+// below the threshold. With learning rate 0 (step_size 0, decay 1) the moments are updated and no
+// weight is written. Stateless functions, thread-safe on disjoint ranges. Call them under a
+// ScopedOptimizerMxcsr.
 
 #pragma once
 
@@ -34,7 +37,7 @@ struct AdamWScalars {
   float step_size;          // a = lr / (1 - beta1^t)
   float second_correction;  // q = 1 / sqrt(1 - beta2^t)
   float epsilon;
-  float clip;               // k; exactly 1 means no clipping. REQUIRES: below 2^70.
+  float clip;  // k; exactly 1 means no clipping. REQUIRES: below 2^70.
 };
 
 // REQUIRES: step >= 1 (it counts from 1), betas in [0, 1). `decayed` false: weight decay 0.
@@ -42,21 +45,26 @@ AdamWScalars MakeAdamWScalars(const AdamWHyperparameters& hyper, double learning
                               bool decayed, double clip);
 
 enum class SimdLevel { kScalar, kAvx2, kAvx512 };
-// The best level of this CPU, lowered by the environment variable OOM_SIMD=scalar|avx2|avx512; another
-// value changes nothing. REQUIRES for the calls below: a level not above this CPU's.
+// The best level of this CPU, lowered by the environment variable OOM_SIMD=scalar|avx2|avx512;
+// another value changes nothing. REQUIRES for the calls below: a level not above this CPU's.
 SimdLevel DetectSimdLevel();
 std::string_view SimdLevelName(SimdLevel level);
 
-// The gradient of an update: one partial per rank, added in FP32 in rank order (one: taken as it is).
-// Each partial points at the same element range as the state pointers.
-struct Bfloat16Partials { std::span<const uint16_t* const> ranks; };
-struct Float32Partials { std::span<const float* const> ranks; };
+// The gradient of an update: one partial per rank, added in FP32 in rank order (one: taken as it
+// is). Each partial points at the same element range as the state pointers.
+struct Bfloat16Partials {
+  std::span<const uint16_t* const> ranks;
+};
+struct Float32Partials {
+  std::span<const float* const> ranks;
+};
 
-// Updates `elements` parameters. elements and first_in_block are multiples of 16; the range may begin and end
-// inside a block. `rest` points at the start of the block that holds the first element, 16-byte aligned or better.
+// Updates `elements` parameters. elements and first_in_block are multiples of 16; the range may
+// begin and end inside a block. `rest` points at the start of the block that holds the first
+// element, 16-byte aligned or better.
 struct SplitState {
-  uint16_t* weight;      // At the first element of the range.
-  std::byte* rest;       // At the block that holds the first element.
+  uint16_t* weight;  // At the first element of the range.
+  std::byte* rest;   // At the block that holds the first element.
   int64_t first_in_block = 0;
 };
 struct MasterState {
@@ -72,8 +80,9 @@ void AdamWUpdate(SimdLevel level, const AdamWScalars& scalars, const Float32Part
 void AdamWUpdate(SimdLevel level, const AdamWScalars& scalars, const Float32Partials& gradient,
                  const MasterState& state, int64_t elements);
 
-// Sum of squares of each 4,096-block of the summed gradient (16 strided FP64 lanes, fixed tree; engine
-// rules, section 3). `out_blocks` has elements / 4096 entries. Returns false if any value is not finite.
+// Sum of squares of each 4,096-block of the summed gradient (16 strided FP64 lanes, fixed tree;
+// engine rules, section 3). `out_blocks` has elements / 4096 entries. Returns false if any value is
+// not finite.
 bool GradientSquares(SimdLevel level, const Bfloat16Partials& gradient, int64_t elements,
                      std::span<double> out_blocks);
 bool GradientSquares(SimdLevel level, const Float32Partials& gradient, int64_t elements,
@@ -91,8 +100,8 @@ void RoundToBfloat16(std::span<const float> values, uint16_t* out);
 // accumulator += values, FP32.
 void AccumulateFloat32(std::span<const float> values, float* accumulator);
 
-// Round to nearest, denormals handled by the thresholds of the rule and not by the CPU's modes. Restores
-// the previous MXCSR on destruction. One per optimizer thread.
+// Round to nearest, denormals handled by the thresholds of the rule and not by the CPU's modes.
+// Restores the previous MXCSR on destruction. One per optimizer thread.
 class ScopedOptimizerMxcsr {
  public:
   ScopedOptimizerMxcsr();

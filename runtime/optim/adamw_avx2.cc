@@ -34,9 +34,7 @@ struct Avx2Lanes {
   }
   OOM_LANE F Divide(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
   OOM_LANE F SquareRoot(F x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
-  OOM_LANE F ZeroIfSmall(F x, int32_t bits) {
-    return {ZeroSmall(x.a, bits), ZeroSmall(x.b, bits)};
-  }
+  OOM_LANE F ZeroIfSmall(F x, int32_t bits) { return {ZeroSmall(x.a, bits), ZeroSmall(x.b, bits)}; }
   OOM_LANE F ZeroIfLess(F x, F y) {
     return {_mm256_and_ps(x.a, _mm256_cmp_ps(x.a, y.a, _CMP_NLT_UQ)),
             _mm256_and_ps(x.b, _mm256_cmp_ps(x.b, y.b, _CMP_NLT_UQ))};
@@ -85,8 +83,7 @@ struct Avx2Lanes {
   }
   OOM_LANE __m256 Join(const uint16_t* weight, const int16_t* weight_low) {
     const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(weight_low));
-    return _mm256_castsi256_ps(
-        _mm256_add_epi32(HighHalf(weight), _mm256_cvtepi16_epi32(halves)));
+    return _mm256_castsi256_ps(_mm256_add_epi32(HighHalf(weight), _mm256_cvtepi16_epi32(halves)));
   }
   // Values from 0 to 65,535; the pack works within 128-bit halves, the permutation restores order.
   OOM_LANE void StorePacked(void* to, __m256i a, __m256i b) {

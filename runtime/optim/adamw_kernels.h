@@ -1,6 +1,7 @@
-// What adamw.cc and the three instruction sets agree on: plain structs and tables of functions. Internal.
-// The sources behind it are compiled with different instruction sets, so nothing here may be an inline
-// function that the linker could merge: the AVX-512 copy would end up in the scalar program.
+// What adamw.cc and the three instruction sets agree on: plain structs and tables of functions.
+// Internal. The sources behind it are compiled with different instruction sets, so nothing here may
+// be an inline function that the linker could merge: the AVX-512 copy would end up in the scalar
+// program.
 
 #pragma once
 

@@ -2,8 +2,8 @@
 // adamw_avx512.cc each include this with their own. Internal: include it from those three only.
 // A Lanes type has kWidth and the types F (kWidth floats) and SquareSum, and these operations, each
 // correctly rounded on every lane:
-//   Broadcast, Load(float), Store(float), LoadBfloat16, Add, Multiply, Fma(a, b, c), NegativeFma (-a*b + c),
-//   Divide, SquareRoot; ZeroIfSmall(x, bits): +0 where the bits of |x| are below bits;
+//   Broadcast, Load(float), Store(float), LoadBfloat16, Add, Multiply, Fma(a, b, c), NegativeFma
+//   (-a*b + c), Divide, SquareRoot; ZeroIfSmall(x, bits): +0 where the bits of |x| are below bits;
 //   ZeroIfLess(x, y): +0 where x < y (a NaN is not); AnyNan;
 //   CanonicalNan: a NaN of any sign and payload becomes 0x7FC00000;
 //   LoadMaster, StoreMaster: join and split of (weight, weight_low).
@@ -21,9 +21,9 @@ namespace oom::internal {
 namespace {
 
 constexpr uint32_t kCanonicalNanBits = 0x7FC00000u;
-constexpr int32_t kSmallestNormalBits = 0x00800000;            // 2^-126
-constexpr int32_t kGradientThresholdBits = (127 - 56) << 23;   // 2^-56
-constexpr int32_t kMomentThresholdBits = (127 - 100) << 23;    // 2^-100
+constexpr int32_t kSmallestNormalBits = 0x00800000;           // 2^-126
+constexpr int32_t kGradientThresholdBits = (127 - 56) << 23;  // 2^-56
+constexpr int32_t kMomentThresholdBits = (127 - 100) << 23;   // 2^-100
 
 #define OOM_LANES_INLINE inline __attribute__((always_inline))
 
@@ -51,9 +51,9 @@ struct Step {
     }
     return Lanes::ZeroIfSmall(g, kGradientThresholdBits);
   }
-  // A denormal moment, which only imported state can hold, slows the FMA. Taken as zero it gives the same
-  // bits: what it adds to is either below the threshold, so that the result is zero both ways, or at
-  // least 2^-100, where 2^-126 is less than a quarter of the last place.
+  // A denormal moment, which only imported state can hold, slows the FMA. Taken as zero it gives
+  // the same bits: what it adds to is either below the threshold, so that the result is zero both
+  // ways, or at least 2^-100, where 2^-126 is less than a quarter of the last place.
   OOM_LANES_INLINE F Moment1(F m, F g) const {
     m = Lanes::ZeroIfSmall(m, kSmallestNormalBits);
     m = Lanes::Fma(beta1, m, Lanes::Multiply(one_minus_beta1, g));
@@ -69,7 +69,8 @@ struct Step {
     return Lanes::NegativeFma(step_size, Lanes::Divide(m, denominator), Lanes::Multiply(decay, w));
   }
 
-  F beta1, one_minus_beta1, beta2, one_minus_beta2, decay, step_size, second_correction, epsilon, clip;
+  F beta1, one_minus_beta1, beta2, one_minus_beta2, decay, step_size, second_correction, epsilon,
+      clip;
   F moment_threshold;
   bool clips;
 };
@@ -88,13 +89,22 @@ OOM_LANES_INLINE typename Lanes::F LoadGradient(const float* values) {
   return Lanes::Load(values);
 }
 
+// How far ahead the loops prefetch: 3 KiB of each moment. Divisions and square roots fill the
+// reorder window, so the CPU's own look-ahead hides too little of DRAM. Measured on one core (Zen
+// 5): 0.80 of the speed of a prefetching copy without it, 0.93 at 256 elements, 1.0 from 512 to
+// 1,024.
+constexpr int64_t kPrefetchElements = 768;
+
 // The partials of all ranks added in rank order.
 template <class Lanes, bool kOneRank, class T>
-OOM_LANES_INLINE typename Lanes::F SumPartials(const PartialsView<T>& view, const T* rank0, int64_t i) {
+OOM_LANES_INLINE typename Lanes::F SumPartials(const PartialsView<T>& view, const T* rank0,
+                                               int64_t i) {
   typename Lanes::F sum = LoadGradient<Lanes>(rank0 + i);
   if constexpr (!kOneRank) {
     for (int64_t rank = 1; rank < view.rank_count; ++rank) {
-      sum = Lanes::Add(sum, LoadGradient<Lanes>(view.ranks[rank] + view.first + i));
+      const T* const from = view.ranks[rank] + view.first + i;
+      if constexpr (Lanes::kWidth > 1) __builtin_prefetch(from + kPrefetchElements);
+      sum = Lanes::Add(sum, LoadGradient<Lanes>(from));
     }
   }
   return sum;
@@ -117,26 +127,26 @@ OOM_LANES_INLINE void StoreWeight(const MasterRun& run, int64_t i, typename Lane
   Lanes::Store(run.master + i, w);
 }
 
-#ifndef AHEAD
-#define AHEAD 256
-#endif
-constexpr int64_t kPrefetchElements = AHEAD;
-
-OOM_LANES_INLINE void PrefetchRun(const SplitRun& run, int64_t i) {
-  const int64_t at = i + kPrefetchElements;
-  const int64_t moment_jump = at >= run.left_in_block ? kSplitRestBytesPerBlock - 4 * kAdamWBlockElements : 0;
-  const int64_t low_jump = at >= run.left_in_block ? kSplitRestBytesPerBlock - 2 * kAdamWBlockElements : 0;
-  __builtin_prefetch(reinterpret_cast<const char*>(run.moment1 + at) + moment_jump, 1);
-  __builtin_prefetch(reinterpret_cast<const char*>(run.moment2 + at) + moment_jump, 1);
-  __builtin_prefetch(reinterpret_cast<const char*>(run.weight_low + at) + low_jump, 1);
-  __builtin_prefetch(run.weight + at, 1);
+// The arrays of a block continue in the next one, after the block's other arrays. A prefetch past
+// the last block is harmless: it cannot fault.
+template <class Element>
+OOM_LANES_INLINE void PrefetchInBlock(const Element* array, int64_t i, int64_t left_in_block,
+                                      int64_t block_bytes) {
+  constexpr int64_t kArrayBytes = kAdamWBlockElements * sizeof(Element);
+  const int64_t ahead = i + kPrefetchElements;
+  const int64_t jump_bytes = ahead >= left_in_block ? block_bytes - kArrayBytes : 0;
+  __builtin_prefetch(reinterpret_cast<const char*>(array + ahead) + jump_bytes);
 }
-OOM_LANES_INLINE void PrefetchRun(const MasterRun& run, int64_t i) {
-  const int64_t at = i + kPrefetchElements;
-  const int64_t moment_jump = at >= run.left_in_block ? kMasterRestBytesPerBlock - 4 * kAdamWBlockElements : 0;
-  __builtin_prefetch(reinterpret_cast<const char*>(run.moment1 + at) + moment_jump, 1);
-  __builtin_prefetch(reinterpret_cast<const char*>(run.moment2 + at) + moment_jump, 1);
-  __builtin_prefetch(run.master + at, 1);
+OOM_LANES_INLINE void PrefetchState(const SplitRun& run, int64_t i) {
+  PrefetchInBlock(run.moment1, i, run.left_in_block, kSplitRestBytesPerBlock);
+  PrefetchInBlock(run.moment2, i, run.left_in_block, kSplitRestBytesPerBlock);
+  PrefetchInBlock(run.weight_low, i, run.left_in_block, kSplitRestBytesPerBlock);
+  __builtin_prefetch(run.weight + i + kPrefetchElements);
+}
+OOM_LANES_INLINE void PrefetchState(const MasterRun& run, int64_t i) {
+  PrefetchInBlock(run.moment1, i, run.left_in_block, kMasterRestBytesPerBlock);
+  PrefetchInBlock(run.moment2, i, run.left_in_block, kMasterRestBytesPerBlock);
+  __builtin_prefetch(run.master + i + kPrefetchElements);
 }
 
 template <class Lanes, bool kOneRank, bool kKeepWeights, class T, class Run>
@@ -146,9 +156,9 @@ void UpdateLoop(const AdamWScalars& scalars, const PartialsView<T>& view, const 
   const Run run = shared_run;  // A local copy: the stores below cannot change it.
   const T* const rank0 = view.ranks[0] + view.first;
   for (int64_t i = 0; i < run.elements; i += Lanes::kWidth) {
-    if constexpr (Lanes::kWidth == 16) {
-      PrefetchRun(run, i);
-      __builtin_prefetch(rank0 + i + kPrefetchElements, 0);
+    if constexpr (Lanes::kWidth > 1) {
+      PrefetchState(run, i);
+      __builtin_prefetch(rank0 + i + kPrefetchElements);
     }
     const F g = step.Gradient(SumPartials<Lanes, kOneRank>(view, rank0, i));
     F m = step.Moment1(Lanes::Load(run.moment1 + i), g);
@@ -186,6 +196,7 @@ void SquaresLoop(const PartialsView<T>& view, double* lanes) {
   typename Lanes::SquareSum sum;
   const T* const rank0 = view.ranks[0] + view.first;
   for (int64_t i = 0; i < kAdamWBlockElements; i += Lanes::kWidth) {
+    if constexpr (Lanes::kWidth > 1) __builtin_prefetch(rank0 + i + kPrefetchElements);
     sum.Add(SumPartials<Lanes, kOneRank>(view, rank0, i), i);
   }
   sum.Store(lanes);

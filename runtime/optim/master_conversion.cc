@@ -1,4 +1,5 @@
-// Conversions between the forms of a value: plain loops that the compiler vectorises on the baseline.
+// Conversions between the forms of a value: plain loops that the compiler vectorises on the
+// baseline.
 
 #include <bit>
 

@@ -35,9 +35,10 @@ double LearningRate(const Schedule& schedule, int64_t step) {
   }
   const int64_t remaining_steps = schedule.total_steps - schedule.warmup_steps;
   // A step past the end (or a schedule that is all warm-up) keeps the rate of the end.
-  const double x = remaining_steps <= 0 ? 1.0
-                                        : std::min(1.0, static_cast<double>(step - schedule.warmup_steps) /
-                                                            static_cast<double>(remaining_steps));
+  const double x = remaining_steps <= 0
+                       ? 1.0
+                       : std::min(1.0, static_cast<double>(step - schedule.warmup_steps) /
+                                           static_cast<double>(remaining_steps));
   return schedule.peak_learning_rate * ShareOfPeak(schedule, x);
 }
 

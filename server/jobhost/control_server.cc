@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <deque>
 #include <thread>
@@ -74,13 +75,19 @@ struct DaemonConnection {
 class ControlServer::Impl {
  public:
   explicit Impl(Options options)
-      : options_(std::move(options)), acceptor_(io_), repeat_timer_(io_), progress_timer_(io_) {}
+      : options_(std::move(options)), acceptor_(io_), repeat_timer_(io_), progress_timer_(io_),
+        absence_timer_(io_), signals_(io_) {}
 
   Status Start() {
     OOM_ASSIGN_OR_RETURN(const int listener, Listen(options_.socket_path));
     error_code error;
     acceptor_.assign(stream_protocol(), listener, error);
     if (error) return Status(Code::kInternal, "control socket: " + error.message());
+    if (options_.on_terminate) {
+      signals_.add(SIGTERM, error);
+      if (error) return Status(Code::kInternal, "SIGTERM: " + error.message());
+      WaitForSignal();
+    }
     Accept();
     ArmRepeat();
     thread_ = std::thread([this] { io_.run(); });
@@ -126,13 +133,6 @@ class ControlServer::Impl {
     Send(frame);
   }
 
-  std::chrono::milliseconds daemon_absence() const {
-    MutexLock lock(mutex_);
-    if (connected_ || !was_connected_) return std::chrono::milliseconds(0);
-    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
-                                                                 lost_at_);
-  }
-
   bool WaitAcknowledged(std::chrono::milliseconds timeout) const {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     MutexLock lock(mutex_);
@@ -151,10 +151,7 @@ class ControlServer::Impl {
       if (!error && IsOurUserOrRoot(socket.native_handle())) {
         Drop(connection_);
         connection_ = std::make_shared<DaemonConnection>(std::move(socket));
-        {
-          MutexLock lock(mutex_);
-          connected_ = was_connected_ = true;
-        }
+        absence_timer_.cancel();
         HostFrame frame;
         *frame.mutable_hello() = options_.hello;
         Send(frame);
@@ -170,9 +167,11 @@ class ControlServer::Impl {
     error_code ignored;
     connection->socket.close(ignored);
     connection_.reset();
-    MutexLock lock(mutex_);
-    connected_ = false;
-    lost_at_ = std::chrono::steady_clock::now();
+    if (options_.absence_limit.count() == 0) return;
+    absence_timer_.expires_after(options_.absence_limit);
+    absence_timer_.async_wait([this](error_code error) {
+      if (!error && !connection_) options_.on_absence();
+    });
   }
 
   void Read(const std::shared_ptr<DaemonConnection>& connection) {
@@ -226,6 +225,14 @@ class ControlServer::Impl {
                       });
   }
 
+  void WaitForSignal() {
+    signals_.async_wait([this](error_code error, int) {
+      if (error) return;
+      options_.on_terminate();
+      WaitForSignal();
+    });
+  }
+
   void ArmRepeat() {
     repeat_timer_.expires_after(options_.repeat_interval);
     repeat_timer_.async_wait([this](error_code error) {
@@ -257,15 +264,14 @@ class ControlServer::Impl {
   stream_protocol::acceptor acceptor_;
   asio::steady_timer repeat_timer_;
   asio::steady_timer progress_timer_;
+  asio::steady_timer absence_timer_;
+  asio::signal_set signals_;
   std::shared_ptr<DaemonConnection> connection_;
   bool progress_armed_ = false;
   bool progress_waits_ = false;
 
   mutable Mutex mutex_;
   mutable CondVar acknowledged_;
-  bool connected_ OOM_GUARDED_BY(mutex_) = false;
-  bool was_connected_ OOM_GUARDED_BY(mutex_) = false;
-  std::chrono::steady_clock::time_point lost_at_ OOM_GUARDED_BY(mutex_);
 
   std::thread thread_;
 };
@@ -291,7 +297,6 @@ void ControlServer::SetProgress(const internal::v1::Progress& progress) {
 void ControlServer::CheckpointDone(const internal::v1::CheckpointDone& done) {
   impl_->Post([impl = impl_.get(), done] { impl->SendDone(done); });
 }
-std::chrono::milliseconds ControlServer::daemon_absence() const { return impl_->daemon_absence(); }
 bool ControlServer::WaitAcknowledged(std::chrono::milliseconds timeout) const {
   return impl_->WaitAcknowledged(timeout);
 }

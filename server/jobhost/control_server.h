@@ -29,6 +29,11 @@ class ControlServer {
     std::function<void(const internal::v1::CheckpointRequest&)> on_checkpoint;
     // The journal cannot be rewritten after an acknowledgement, and the like.
     std::function<void(const Status&)> on_trouble;
+    // No daemon is connected since `absence_limit`, after one was. Zero: never called.
+    std::chrono::milliseconds absence_limit{0};
+    std::function<void()> on_absence;
+    // The process was asked to end (SIGTERM).
+    std::function<void()> on_terminate;
   };
 
   // Replaces a socket that a dead host left; mode 0600. Codes of ErrnoStatus; kInvalidArgument if the
@@ -45,8 +50,6 @@ class ControlServer {
   void SetProgress(const internal::v1::Progress& progress);
   void CheckpointDone(const internal::v1::CheckpointDone& done);
 
-  // How long no daemon has been connected; zero while one is, and before the first one ever came.
-  std::chrono::milliseconds daemon_absence() const;
   // Waits until every transition is acknowledged. False when `timeout` passes first.
   bool WaitAcknowledged(std::chrono::milliseconds timeout) const;
 

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <utility>
+#include <vector>
 
 namespace oom {
 namespace {
@@ -105,7 +107,12 @@ Result<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(const Options& optio
   worker->pid_ = pid;
   ::setpgid(pid, pid);  // Here too: whoever comes first.
   worker->pidfd_ = UniqueFd(PidfdOpen(pid));
-  if (!worker->pidfd_.valid()) return ErrnoStatus(errno, "cannot open a pidfd");
+  if (!worker->pidfd_.valid()) {
+    const int error_number = errno;
+    ::kill(pid, SIGKILL);
+    ::waitpid(std::exchange(worker->pid_, -1), nullptr, 0);
+    return ErrnoStatus(error_number, "cannot open a pidfd");
+  }
   worker->log_->CloseWriter();
   error_write.Reset();
   int exec_error = 0;
@@ -121,6 +128,17 @@ Result<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(const Options& optio
 
 WorkerProcess::~WorkerProcess() {
   if (pid_ > 0) Kill();
+}
+
+std::optional<ProcessExit> WorkerProcess::Peek() const {
+  siginfo_t info{};
+  const auto type = static_cast<idtype_t>(3);  // P_PIDFD, which this C library may not name.
+  if (::waitid(type, static_cast<id_t>(pidfd_.get()), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      info.si_pid == 0) {
+    return std::nullopt;
+  }
+  if (info.si_code == CLD_EXITED) return ProcessExit{.exit_code = info.si_status};
+  return ProcessExit{.signal = info.si_status};
 }
 
 std::optional<ProcessExit> WorkerProcess::Poll() { return WaitFor(std::chrono::milliseconds(0)); }

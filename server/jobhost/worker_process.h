@@ -49,7 +49,9 @@ class WorkerProcess {
   Channel& channel() { return *channel_; }
   const std::string& log_path() const { return options_.log.path; }
 
-  // How it ended, or nothing while it runs. Reaps it.
+  // How it ended, or nothing while it runs. Does not reap it; any thread may call this until it is reaped.
+  std::optional<ProcessExit> Peek() const;
+  // The same, and reaps it.
   std::optional<ProcessExit> Poll();
   // Waits at most that long for the end.
   std::optional<ProcessExit> WaitFor(std::chrono::milliseconds timeout);

@@ -348,6 +348,15 @@ void Controller::ExplainQueue() {
   }
 }
 
+void Controller::PublishBookmark() {
+  v1::JobEvent event;
+  event.set_kind(v1::JOB_EVENT_KIND_BOOKMARK);
+  event.set_sequence(committed_sequence_);
+  event.set_resume_token(MakeResumeToken(store_id_, committed_sequence_));
+  SetTime(event.mutable_time(), parts_.clock->UnixSeconds());
+  parts_.events->Publish(event);
+}
+
 void Controller::PublishProgress(const JobRecord& record) {
   parts_.view->Put(record.submit_order, record.job);
   v1::JobEvent event;

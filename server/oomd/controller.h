@@ -103,9 +103,14 @@ class Controller : public HostEvents {
   std::optional<double> NextDeadline() const;
   void OnTimer();
 
+  // Tells every watcher how far the events have come.
+  void PublishBookmark();
+
   // No job starts any more. Ephemeral: the running ones write a checkpoint and stop (they are queued again
   // by the next daemon with this state); `idle()` tells when they are done.
   void BeginShutdown();
+  // Answers every CheckpointJob that still waits.
+  void EndWaits(const Status& status);
   bool idle() const { return hosts_.empty(); }
 
   const std::string& store_id() const { return store_id_; }

@@ -276,6 +276,9 @@ void Controller::OnExit(const std::string& uid) {
 }
 
 void Controller::HostLost(const std::string& uid) {
+  // What it had written down before it died happened, and may be its end.
+  for (const internal::v1::Transition& transition : parts_.launcher->Leftovers(uid)) OnTransition(uid, transition);
+  if (!IsActive(Find(uid)->job.state())) return;
   JobRecord& record = Edit(uid);
   v1::Job& job = record.job;
   if (record.stop_state != v1::JOB_STATE_UNSPECIFIED) {
@@ -332,6 +335,12 @@ void Controller::BeginShutdown() {
   }
   shutting_down_ = true;
   Flush();
+}
+
+void Controller::EndWaits(const Status& status) {
+  std::map<int64_t, PendingCheckpoint> waiting;
+  waiting.swap(checkpoints_);
+  for (const auto& [number, pending] : waiting) pending.reply(status);
 }
 
 void Controller::AddTimer(double seconds_from_now, const std::string& uid, std::function<void()> action) {

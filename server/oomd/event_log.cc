@@ -26,11 +26,18 @@ std::optional<v1::JobEvent> Subscription::Pop() {
   if (!queue_.empty()) {
     v1::JobEvent event = std::move(queue_.front());
     queue_.pop_front();
+    last_popped_sequence_ = event.sequence();
+    last_popped_token_ = event.resume_token();
     return event;
   }
   if (progress_.empty()) return std::nullopt;
   v1::JobEvent event = std::move(progress_.begin()->second);
   progress_.erase(progress_.begin());
+  // It was made before events that this watcher has seen since: its token must not lead back before them.
+  if (event.sequence() < last_popped_sequence_) {
+    event.set_sequence(last_popped_sequence_);
+    event.set_resume_token(last_popped_token_);
+  }
   return event;
 }
 
@@ -43,9 +50,10 @@ void Subscription::Push(const v1::JobEvent& event) {
   {
     const MutexLock lock(mutex_);
     if (!end_status_.ok()) return;
-    if (!job_name_.empty() && event.job().name() != job_name_) return;
-    if (event.kind() == v1::JOB_EVENT_KIND_PROGRESS) {
-      progress_[event.job().name()] = event;
+    const bool bookmark = event.kind() == v1::JOB_EVENT_KIND_BOOKMARK;
+    if (!job_name_.empty() && event.job().name() != job_name_ && !bookmark) return;
+    if (bookmark || event.kind() == v1::JOB_EVENT_KIND_PROGRESS) {
+      progress_[event.job().name()] = event;  // A bookmark has no job.
     } else if (queue_.size() >= kMaxQueued) {
       end_status_ = Status(Code::kResourceExhausted,
                            "this watcher is more than " + std::to_string(kMaxQueued) +

@@ -1,6 +1,6 @@
 // EventLog hands committed events to watchers. A watcher that falls 1,024 events behind is ended with
 // kResourceExhausted and resumes from its last token; the control loop never waits for one. Progress is
-// not an event: of it only the newest for each job is kept for a watcher.
+// not an event: of it (and of bookmarks) only the newest for each job is kept for a watcher.
 // EventLog belongs to the control thread; a Subscription is thread-safe and outlives the log.
 
 #pragma once
@@ -53,6 +53,8 @@ class Subscription {
   std::deque<v1::JobEvent> queue_ OOM_GUARDED_BY(mutex_);
   std::map<std::string, v1::JobEvent> progress_ OOM_GUARDED_BY(mutex_);
   int64_t last_queued_sequence_ OOM_GUARDED_BY(mutex_) = 0;
+  int64_t last_popped_sequence_ OOM_GUARDED_BY(mutex_) = 0;
+  std::string last_popped_token_ OOM_GUARDED_BY(mutex_);
   Status end_status_ OOM_GUARDED_BY(mutex_);
 };
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "oom/internal/v1/control.pb.h"
 #include "runtime/base/status.h"
@@ -34,6 +35,8 @@ class Launcher {
   virtual Status Start(const internal::v1::JobStart& start) = 0;
   // After a restart of the daemon: takes over the host of `uid` if it is alive.
   virtual Found Adopt(const std::string& uid) = 0;
+  // Transitions that a dead host has journalled and nobody has recorded yet, in order.
+  virtual std::vector<internal::v1::Transition> Leftovers(const std::string& uid) = 0;
   // Dropped if the host is not connected: the controller sends what matters again after OnHello.
   virtual void Send(const std::string& uid, const internal::v1::DaemonFrame& frame) = 0;
   // SIGKILL to the host's process group.

@@ -1,6 +1,7 @@
-// Goal: attention per document equals one dense masked attention, forward and backward; documents do not see
-// each other; the same call gives the same bits.
+// Goal: attention per document equals one dense masked attention, forward and backward; documents
+// do not see each other; the same call gives the same bits.
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "runtime/ops/causal_attention.h"
@@ -14,11 +15,12 @@ struct Case {
   int64_t window;
 };
 
-// One document, equal documents (one batch), odd lengths, lengths of one, an empty document, windows.
+// One document, equal documents (one batch), odd lengths, lengths of one, an empty document,
+// windows.
 const std::vector<Case>& Cases() {
   static const std::vector<Case> cases = {
-      {{0, 33}, 0},      {{0, 11, 22, 33}, 0}, {{0, 1, 8, 15, 32, 33}, 0}, {{0, 5, 5, 33}, 0},
-      {{0, 33}, 4},      {{0, 33}, 1},         {{0, 3, 17, 31, 33}, 6},    {{0, 33}, 33},
+      {{0, 33}, 0},   {{0, 11, 22, 33}, 0}, {{0, 1, 8, 15, 32, 33}, 0}, {{0, 5, 5, 33}, 0},
+      {{0, 33}, 4},   {{0, 33}, 1},         {{0, 3, 17, 31, 33}, 6},    {{0, 33}, 33},
       {{0, 33}, 1000}};
   return cases;
 }
@@ -50,8 +52,10 @@ TEST(CausalAttentionTest, BackwardIsTheDerivativeOfForward) {
 
 TEST(CausalAttentionTest, Fp32IsWithinRoundingOfDouble) {
   const std::vector<int64_t> cu_seqlens = {0, 700, 1037};
-  const at::Tensor q = Random({1037, 4, 16}, 1, at::kFloat), k = Random({1037, 2, 16}, 2, at::kFloat);
-  const at::Tensor v = Random({1037, 2, 16}, 3, at::kFloat), dy = Random({1037, 4, 16}, 4, at::kFloat);
+  const at::Tensor q = Random({1037, 4, 16}, 1, at::kFloat),
+                   k = Random({1037, 2, 16}, 2, at::kFloat);
+  const at::Tensor v = Random({1037, 2, 16}, 3, at::kFloat),
+                   dy = Random({1037, 4, 16}, 4, at::kFloat);
   const auto run = [&](at::ScalarType type) {
     const AttentionOutput forward =
         CausalAttentionForward(q.to(type), k.to(type), v.to(type), cu_seqlens, 0);
@@ -61,7 +65,8 @@ TEST(CausalAttentionTest, Fp32IsWithinRoundingOfDouble) {
                                    gradients.value_TGd};
   };
   const std::vector<at::Tensor> actual = run(at::kFloat), expected = run(at::kDouble);
-  for (size_t i = 0; i < actual.size(); ++i) ExpectNear(actual[i], expected[i], 1e-6, std::to_string(i));
+  for (size_t i = 0; i < actual.size(); ++i)
+    ExpectNear(actual[i], expected[i], 1e-6, std::to_string(i));
 }
 
 TEST(CausalAttentionTest, ATokenChangesNothingBeforeItOrInAnotherDocument) {

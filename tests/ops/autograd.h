@@ -1,4 +1,5 @@
-// LibTorch's automatic differentiation, for tests alone: what each hand-written backward is held against.
+// LibTorch's automatic differentiation, for tests alone: what each hand-written backward is held
+// against.
 
 #pragma once
 

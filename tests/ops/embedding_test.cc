@@ -1,9 +1,10 @@
-// Goal: the embedding's gradient is the derivative, repeated tokens add in token order, and the form by row
-// holds the same rows.
+// Goal: the embedding's gradient is the derivative, repeated tokens add in token order, and the
+// form by row holds the same rows.
+
+#include "runtime/ops/embedding.h"
 
 #include <gtest/gtest.h>
 
-#include "runtime/ops/embedding.h"
 #include "tests/ops/ops_testing.h"
 
 namespace oom::testing {
@@ -33,7 +34,8 @@ TEST(EmbeddingTest, RowsEqualTheDenseGradientBitForBit) {
   }
 }
 
-// Goal: FP32 sums do not depend on the run. Method: against a loop over tokens, which fixes the order.
+// Goal: FP32 sums do not depend on the run. Method: against a loop over tokens, which fixes the
+// order.
 TEST(EmbeddingTest, SumsAreInTokenOrder) {
   const at::Tensor tokens = Random({700}, 5).mul_(3).to(at::kLong).abs_();
   const at::Tensor dy = Random({700, 16}, 6, at::kFloat);

@@ -1,9 +1,10 @@
-// Goal: loss and gradients of the chunked head equal the derivative of the plain one, with ignored targets;
-// chunks and token ranges add up; a batch without targets gives zeros.
+// Goal: loss and gradients of the chunked head equal the derivative of the plain one, with ignored
+// targets; chunks and token ranges add up; a batch without targets gives zeros.
+
+#include "runtime/ops/head_loss.h"
 
 #include <gtest/gtest.h>
 
-#include "runtime/ops/head_loss.h"
 #include "tests/ops/reference.h"
 
 namespace oom::testing {
@@ -13,7 +14,8 @@ constexpr int64_t kTokens = 23;
 
 at::Tensor Targets(int64_t vocabulary) {
   at::Tensor target = Random({kTokens}, 9).mul_(1000).to(at::kLong).abs_().remainder_(vocabulary);
-  for (const int64_t ignored : {int64_t{0}, int64_t{7}, int64_t{8}, kTokens - 1}) target[ignored] = -1;
+  for (const int64_t ignored : {int64_t{0}, int64_t{7}, int64_t{8}, kTokens - 1})
+    target[ignored] = -1;
   target[3] = 0;
   target[4] = vocabulary - 1;
   return target;
@@ -68,9 +70,9 @@ TEST(HeadLossTest, TokenRangesAddUpAndEvaluationGivesTheSameLoss) {
   double loss = 0.0;
   for (const auto& [first, count] :
        std::vector<std::pair<int64_t, int64_t>>{{0, 10}, {10, 1}, {11, 12}}) {
-    const HeadLossResult part = HeadLoss(
-        model, weights, x, target, {.chunk_tokens = 4, .tokens = {.first = first, .count = count}},
-        &sum);
+    const HeadLossResult part =
+        HeadLoss(model, weights, x, target,
+                 {.chunk_tokens = 4, .tokens = {.first = first, .count = count}}, &sum);
     loss += part.loss_sum.item<double>();
     ExpectNear(part.dx_TH, all.dx_TH.narrow(0, first, count), 1e-6, "dx");
   }

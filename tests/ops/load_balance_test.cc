@@ -1,8 +1,9 @@
 // Goal: one product of averages over all layers, not a mean of losses; uniform routing gives K.
 
+#include "runtime/ops/load_balance.h"
+
 #include <gtest/gtest.h>
 
-#include "runtime/ops/load_balance.h"
 #include "runtime/ops/router.h"
 #include "tests/ops/ops_testing.h"
 
@@ -31,8 +32,9 @@ TEST(LoadBalanceTest, LossOfTwoLayersIsTheProductOfTheirJointAverages) {
   const at::Tensor fraction = (first.count_E + second.count_E).to(at::kDouble) / 80;
   const at::Tensor probability = (first.probability_E + second.probability_E) / 80;
   EXPECT_NEAR(LoadBalanceLoss(joint), (fraction * probability).sum().item<double>() * 7, 1e-12);
-  EXPECT_GT(std::abs(LoadBalanceLoss(joint) -
-                     (LoadBalanceLoss(first) + LoadBalanceLoss(second)) / 2), 1e-3);
+  EXPECT_GT(
+      std::abs(LoadBalanceLoss(joint) - (LoadBalanceLoss(first) + LoadBalanceLoss(second)) / 2),
+      1e-3);
 }
 
 TEST(LoadBalanceTest, CoefficientZeroIsNoTerm) {

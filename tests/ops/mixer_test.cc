@@ -1,5 +1,5 @@
-// Goal: the mixer's backward is the derivative of its forward for every family; head groups add up to the
-// whole; what replay saves is what the forward saved.
+// Goal: the mixer's backward is the derivative of its forward for every family; head groups add up
+// to the whole; what replay saves is what the forward saved.
 
 #include <gtest/gtest.h>
 
@@ -39,8 +39,7 @@ TEST(MixerTest, BackwardIsTheDerivativeOfForward) {
 TEST(MixerTest, HeadGroupsAddUpToTheWholeWithinFp32Rounding) {
   for (const auto& [name, model] : SmallModels()) {
     const PackedBatch batch = MakePackedBatch(kDocuments);
-    const LayerTensors weights =
-        RandomLayer(model, MixtureKind::kRoutedExperts, 200, at::kFloat);
+    const LayerTensors weights = RandomLayer(model, MixtureKind::kRoutedExperts, 200, at::kFloat);
     const at::Tensor x = Random({34, model.hidden_size}, 3, at::kFloat);
     const at::Tensor dy = Random({34, model.hidden_size}, 4, at::kFloat);
     MixerSaved whole;

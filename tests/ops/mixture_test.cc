@@ -1,5 +1,6 @@
-// Goal: the mixture's backward (routed and dense) is the derivative of its forward; token chunks add up to
-// the whole; experts without tokens are exact and untouched; replay stops early and changes no bit.
+// Goal: the mixture's backward (routed and dense) is the derivative of its forward; token chunks
+// add up to the whole; experts without tokens are exact and untouched; replay stops early and
+// changes no bit.
 
 #include <gtest/gtest.h>
 
@@ -72,9 +73,8 @@ TEST(MixtureTest, LoadBalanceGradientOfALayerIsTheDerivativeOfTheLoss) {
     EXPECT_EQ(stats.count_E.sum().item<int64_t>(), kTokens * model.experts_per_token);
     EXPECT_NEAR(LoadBalanceLoss(stats), loss.item<double>() / 0.7, 1e-12);
     LayerTensors gradients = ZeroGradients(weights);
-    const at::Tensor dh =
-        MixtureBackward(model, kind, weights, at::zeros_like(y).detach(), saved, &gradients,
-                        MakeLoadBalanceTerm(stats, 0.7));
+    const at::Tensor dh = MixtureBackward(model, kind, weights, at::zeros_like(y).detach(), saved,
+                                          &gradients, MakeLoadBalanceTerm(stats, 0.7));
     const at::Tensor one = at::ones({}, at::kDouble);
     ExpectNear(dh, Autograd(loss, one, {h})[0], 1e-11, named.name + " dh");
     ExpectNear(gradients.router, Autograd(loss, one, {leaves.router})[0], 1e-11, named.name);
@@ -94,8 +94,8 @@ TEST(MixtureTest, TokenChunksAddUpToTheWholeWithinFp32Rounding) {
     const at::Tensor y = MixtureForward(model, kind, weights, h, &whole, {.stats = &whole_stats});
     const at::Tensor dh = MixtureBackward(model, kind, weights, dy, whole, &whole_gradients);
 
-    for (const auto& [first, count] : std::vector<std::pair<int64_t, int64_t>>{
-             {0, 1}, {1, 13}, {14, kTokens - 14}}) {
+    for (const auto& [first, count] :
+         std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {1, 13}, {14, kTokens - 14}}) {
       MixtureSaved part;
       const at::Tensor y_part =
           MixtureForward(model, kind, weights, h, &part,
@@ -134,7 +134,8 @@ TEST(MixtureTest, ExpertsWithoutTokensKeepTheirGradientsAndTheRestStaysExact) {
     gradients.gate_up.fill_(mark);
     gradients.down.fill_(mark);
     MixtureBackward(model, kind, weights, dy, saved, &gradients);
-    ExpectNear(gradients.gate_up.sub(mark), Autograd(y, dy, {leaves.gate_up})[0], 1e-11, named.name);
+    ExpectNear(gradients.gate_up.sub(mark), Autograd(y, dy, {leaves.gate_up})[0], 1e-11,
+               named.name);
     for (int64_t e = 0; e < model.expert_count; ++e) {
       const int64_t rows = saved.groups.rows_by_expert[static_cast<size_t>(e)];
       const bool used = e % 2 == 0 && e < 2 * model.experts_per_token;
@@ -142,8 +143,8 @@ TEST(MixtureTest, ExpertsWithoutTokensKeepTheirGradientsAndTheRestStaysExact) {
       if (used) continue;
       EXPECT_TRUE(BitEqual(gradients.gate_up.select(0, e),
                            at::full_like(gradients.gate_up.select(0, e), mark)));
-      EXPECT_TRUE(BitEqual(gradients.down.select(0, e),
-                           at::full_like(gradients.down.select(0, e), mark)));
+      EXPECT_TRUE(
+          BitEqual(gradients.down.select(0, e), at::full_like(gradients.down.select(0, e), mark)));
     }
   }
 }
@@ -157,14 +158,13 @@ TEST(MixtureTest, BackwardOfAReplayHasTheSameBits) {
       const at::Tensor dy = Random({kTokens, model.hidden_size}, 9, type);
       MixtureSaved kept, replayed;
       MixtureForward(model, kind, weights, h, &kept);
-      const at::Tensor nothing = MixtureForward(model, kind, weights, h.clone(), &replayed,
-                                                {.stop_at_gate_up = true});
+      const at::Tensor nothing =
+          MixtureForward(model, kind, weights, h.clone(), &replayed, {.stop_at_gate_up = true});
       EXPECT_FALSE(nothing.defined());
       EXPECT_EQ(kept.bytes(), replayed.bytes());
       LayerTensors from_kept = ZeroGradients(weights), from_replay = ZeroGradients(weights);
       const at::Tensor dh = MixtureBackward(model, kind, weights, dy, kept, &from_kept);
-      EXPECT_TRUE(
-          BitEqual(dh, MixtureBackward(model, kind, weights, dy, replayed, &from_replay)));
+      EXPECT_TRUE(BitEqual(dh, MixtureBackward(model, kind, weights, dy, replayed, &from_replay)));
       EXPECT_TRUE(BitEqual(from_kept, from_replay)) << named.name;
     }
   }

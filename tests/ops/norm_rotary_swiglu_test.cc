@@ -1,5 +1,6 @@
 // Goal: the hand-derived backward of each small operator is the derivative of its forward.
-// Method: LibTorch's autograd of a plainly written forward, in double, at random points (seeds below).
+// Method: LibTorch's autograd of a plainly written forward, in double, at random points (seeds
+// below).
 
 #include <gtest/gtest.h>
 
@@ -17,9 +18,11 @@ TEST(RmsNormTest, BackwardIsTheDerivativeOfForward) {
   // Rows of very different size, so that epsilon matters in some; also the shape of a head's norm.
   for (const std::vector<int64_t>& shape : {std::vector<int64_t>{9, 20}, {5, 3, 8}}) {
     const at::Tensor x = Random(shape, 1)
-                             .mul_(Random({shape[0]}, 2).mul_(3).exp_().view(
-                                 shape.size() == 2 ? at::IntArrayRef({-1, 1})
-                                                   : at::IntArrayRef({-1, 1, 1})))
+                             .mul_(Random({shape[0]}, 2)
+                                       .mul_(3)
+                                       .exp_()
+                                       .view(shape.size() == 2 ? at::IntArrayRef({-1, 1})
+                                                               : at::IntArrayRef({-1, 1, 1})))
                              .requires_grad_();
     const at::Tensor weight = Random({shape.back()}, 3).requires_grad_();
     const at::Tensor dy = Random(shape, 4);
@@ -38,7 +41,8 @@ TEST(RotaryTest, RotationPreservesLengthAndDependsOnRelativePositionOnly) {
   const at::Tensor q = Random({1, 2, 8}, 5), k = Random({1, 2, 8}, 6);
   const auto score = [&](int64_t i, int64_t j) {
     const auto rotate = [&](const at::Tensor& x, int64_t position) {
-      return RotaryForward(x, MakeRotaryTable(at::full({1}, position, at::kLong), 8, 1e4, at::kDouble));
+      return RotaryForward(
+          x, MakeRotaryTable(at::full({1}, position, at::kLong), 8, 1e4, at::kDouble));
     };
     EXPECT_NEAR(rotate(q, i).norm().item<double>(), q.norm().item<double>(), 1e-12);
     return (rotate(q, i) * rotate(k, j)).sum().item<double>();
@@ -62,8 +66,7 @@ TEST(RotaryTest, BackwardIsTheDerivativeOfForward) {
 
 TEST(RotaryTest, AnglesOfLateFp32PositionsAreThoseOfThePublishedModels) {
   // FP32 product of position and frequency, then FP32 sine: not a double angle rounded afterwards.
-  const RotaryTable table =
-      MakeRotaryTable(at::full({1}, 200003, at::kLong), 128, 1e6, at::kFloat);
+  const RotaryTable table = MakeRotaryTable(at::full({1}, 200003, at::kLong), 128, 1e6, at::kFloat);
   const at::Tensor exponent = at::arange(0, 128, 2, at::kFloat) / 128;
   const at::Tensor frequency = 1.0 / at::pow(1e6, exponent);
   ExpectNear(table.sine.flatten(), at::sin(frequency * 200003.0f), 0.0, "sine");

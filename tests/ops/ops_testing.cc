@@ -29,17 +29,24 @@ std::vector<NamedModel> SmallModels() {
   mixtral.experts_per_token = 2;
   ModelDescription windowed = mixtral;
   windowed.sliding_window = 5;
-  return {{"qwen3", qwen}, {"qwen3_unnormalized", unnormalized}, {"mixtral", mixtral},
+  return {{"qwen3", qwen},
+          {"qwen3_unnormalized", unnormalized},
+          {"mixtral", mixtral},
           {"mixtral_window", windowed}};
 }
 
 const std::vector<std::pair<std::string, at::Tensor LayerTensors::*>>& LayerFields() {
   static const std::vector<std::pair<std::string, at::Tensor LayerTensors::*>> fields = {
-      {"input_norm", &LayerTensors::input_norm}, {"query", &LayerTensors::query},
-      {"key", &LayerTensors::key},               {"value", &LayerTensors::value},
-      {"output", &LayerTensors::output},         {"query_norm", &LayerTensors::query_norm},
-      {"key_norm", &LayerTensors::key_norm},     {"post_norm", &LayerTensors::post_norm},
-      {"router", &LayerTensors::router},         {"gate_up", &LayerTensors::gate_up},
+      {"input_norm", &LayerTensors::input_norm},
+      {"query", &LayerTensors::query},
+      {"key", &LayerTensors::key},
+      {"value", &LayerTensors::value},
+      {"output", &LayerTensors::output},
+      {"query_norm", &LayerTensors::query_norm},
+      {"key_norm", &LayerTensors::key_norm},
+      {"post_norm", &LayerTensors::post_norm},
+      {"router", &LayerTensors::router},
+      {"gate_up", &LayerTensors::gate_up},
       {"down", &LayerTensors::down}};
   return fields;
 }

@@ -1,5 +1,5 @@
-// What the operator tests share: small models that keep every asymmetry (H != N*d, G < N, K < E, 2I != H),
-// random tensors from a printed seed, and comparisons by relative error ||a - b|| / ||b||.
+// What the operator tests share: small models that keep every asymmetry (H != N*d, G < N, K < E,
+// 2I != H), random tensors from a given seed, and comparisons by relative error ||a - b|| / ||b||.
 
 #pragma once
 

@@ -1,5 +1,6 @@
-// Goal: with BF16 activations, parameter gradients are FP32 sums of unrounded products, so many small
-// contributions are not lost; and the whole layer stays within BF16 rounding of its FP32 self.
+// Goal: with BF16 activations, parameter gradients are FP32 sums of unrounded products, so many
+// small contributions are not lost; and the whole layer stays within BF16 rounding of its FP32
+// self.
 
 #include <gtest/gtest.h>
 
@@ -30,13 +31,13 @@ TEST(PrecisionTest, Bf16LayerStaysWithinRoundingOfTheSameLayerInFp32) {
     }
     const at::Tensor x = Random({40, model.hidden_size}, 2, at::kBFloat16);
     const at::Tensor dy = Random({40, model.hidden_size}, 3, at::kBFloat16);
-    const auto run = [&](const LayerTensors& weights, at::ScalarType type, LayerTensors* gradients) {
+    const auto run = [&](const LayerTensors& weights, at::ScalarType type,
+                         LayerTensors* gradients) {
       MixerSaved mixer;
       MixtureSaved mixture;
       const at::Tensor h = MixerForward(model, weights, x.to(type), batch, &mixer);
       const at::Tensor y = MixtureForward(model, kind, weights, h, &mixture);
-      const at::Tensor dh =
-          MixtureBackward(model, kind, weights, dy.to(type), mixture, gradients);
+      const at::Tensor dh = MixtureBackward(model, kind, weights, dy.to(type), mixture, gradients);
       const at::Tensor dx = MixerBackward(model, weights, dh, mixer, batch, gradients);
       EXPECT_EQ(y.scalar_type(), type);
       EXPECT_EQ(dx.scalar_type(), type);

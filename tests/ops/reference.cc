@@ -15,7 +15,8 @@ at::Tensor RotateHalf(const at::Tensor& x) {
 at::Tensor Rotate(const at::Tensor& x_TNd, const at::Tensor& positions, double theta) {
   const int64_t size = x_TNd.size(2);
   const at::Tensor index = at::arange(0, size / 2, at::kDouble);
-  const at::Tensor frequency = at::exp(index * (-2.0 * std::log(theta) / static_cast<double>(size)));
+  const at::Tensor frequency =
+      at::exp(index * (-2.0 * std::log(theta) / static_cast<double>(size)));
   const at::Tensor half_angle = positions.to(at::kDouble).unsqueeze(1) * frequency;
   const at::Tensor angle = at::cat({half_angle, half_angle}, 1).unsqueeze(1);
   return x_TNd * angle.cos().to(x_TNd.dtype()) + RotateHalf(x_TNd) * angle.sin().to(x_TNd.dtype());
@@ -68,9 +69,9 @@ at::Tensor ReferenceMixer(const ModelDescription& model, const LayerTensors& wei
     q = ReferenceNorm(q, weights.query_norm, model.rms_epsilon);
     k = ReferenceNorm(k, weights.key_norm, model.rms_epsilon);
   }
-  const at::Tensor attended = ReferenceAttention(
-      Rotate(q, batch.positions, model.rope_theta), Rotate(k, batch.positions, model.rope_theta), v,
-      batch.cu_seqlens, model.sliding_window);
+  const at::Tensor attended = ReferenceAttention(Rotate(q, batch.positions, model.rope_theta),
+                                                 Rotate(k, batch.positions, model.rope_theta), v,
+                                                 batch.cu_seqlens, model.sliding_window);
   return x_TH + attended.reshape({tokens, -1}).matmul(weights.output.t());
 }
 

@@ -1,5 +1,5 @@
-// The layer and the head written plainly, straight from the model reference, with one dense mask and every
-// expert on every token: slow, differentiable, and sharing no code with the operators.
+// The layer and the head written plainly, straight from the model reference, with one dense mask
+// and every expert on every token: slow, differentiable, and sharing no code with the operators.
 
 #pragma once
 

@@ -65,11 +65,11 @@ class Job:
     evaluation_sequences: int
 
 
-def load_job(path):
+def load_job(path, order_matters=True):
     path = pathlib.Path(path)
     text = yaml.safe_load(path.read_text(encoding="utf-8"))
     place = lambda name: path.parent / name if name else None  # noqa: E731
-    if text["data"].get("shuffle", True):
+    if order_matters and text["data"].get("shuffle", True):
         raise ValueError("data.shuffle must be false: the order of a shuffled epoch is OOM's own")
     optimizer = text.get("optimizer", {})
     evaluation = text.get("evaluation") or {}
@@ -79,11 +79,12 @@ def load_job(path):
         global_batch=text["global_batch"], accumulation=text.get("accumulation", 1),
         ranks=text.get("devices", {}).get("count", 1), steps=text["steps"],
         # float(): YAML 1.1 reads 3e-4 as text.
-        learning_rate=float(optimizer["learning_rate"]), betas=tuple(map(float, optimizer["betas"])),
-        epsilon=float(optimizer["epsilon"]), decay=float(optimizer["weight_decay"]),
+        learning_rate=float(optimizer.get("learning_rate", 3e-4)),
+        betas=tuple(map(float, optimizer.get("betas", (0.9, 0.95)))),
+        epsilon=float(optimizer.get("epsilon", 1e-8)), decay=float(optimizer.get("weight_decay", 0.1)),
         max_norm=float(optimizer.get("max_gradient_norm") or 0), schedule=text.get("schedule") or {"kind": "constant"},
         auxiliary=float((text.get("router") or {}).get("auxiliary_loss", 0)), precision=text.get("precision", "bfloat16"),
-        evaluation_every=evaluation.get("every_steps", 0), evaluation_sequences=evaluation.get("sequences", 0))
+        evaluation_every=evaluation.get("every_steps", 0), evaluation_sequences=evaluation.get("sequences", 64))
 
 
 def learning_rate(job, step):
@@ -99,7 +100,7 @@ def learning_rate(job, step):
     if kind == "linear":
         return peak * (1 - (1 - r) * x)
     if kind == "warmup_stable_decay":
-        decay = float(schedule["decay_fraction"])
+        decay = float(schedule.get("decay_fraction", 0.1))
         return peak if x <= 1 - decay else peak * (1 - (1 - r) * (x - (1 - decay)) / decay)
     if kind == "constant":
         return peak
@@ -305,13 +306,14 @@ def run(job, output, model_folder=None, state_steps=(), gradient_steps=(), fault
     output = pathlib.Path(output)
     output.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(job, model_folder or job.model, fault)
-    held_out = PackedData(job.evaluation, job.length) if job.evaluation and job.evaluation_every else None
+    held_out = PackedData(job.evaluation, job.length) if job.evaluation else None
     save_state(output, trainer)
     with open(output / "steps.jsonl", "w", encoding="utf-8") as log:
         for _ in range(steps or job.steps):
             entry = trainer.step()
             step = trainer.step_index
-            if held_out and (step % job.evaluation_every == 0 or step == job.steps):
+            due = job.evaluation_every and step % job.evaluation_every == 0
+            if held_out and (due or step == job.steps):
                 entry["evaluation_loss"] = evaluate(trainer.model, held_out, job.evaluation_sequences)
             log.write(json.dumps(entry) + "\n")
             log.flush()

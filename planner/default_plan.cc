@@ -1,0 +1,112 @@
+#include "planner/default_plan.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "planner/job_settings.h"
+#include "planner/memory_account.h"
+#include "runtime/base/units.h"
+#include "runtime/graph/graph_builder.h"
+#include "runtime/model/unit.h"
+
+namespace oom {
+namespace {
+
+constexpr int64_t kLargestChunkBytes = 32_MiB;
+constexpr int64_t kSmallestChunkBytes = 1_MiB;
+constexpr int64_t kBacklogBytes = 1_GiB;
+constexpr int64_t kStagingBytes = 256_MiB;
+constexpr int64_t kHeadChunkTokens = 1024;
+
+int64_t DeviceBytes(const v1::JobSpec& spec, const ModelDescription& model, const v1::Plan& plan,
+                    int numa_node_count) {
+  const BatchShape batch = BatchShapeOf(spec, plan);
+  const SharedLayout layout = SharedLayout::Build(model, plan, batch);
+  const StepGraph graph = BuildTrainingGraph(
+      {.model = &model, .plan = &plan, .layout = &layout, .batch = batch});
+  return AccountMemory(model, plan, layout, graph, batch, numa_node_count, true).device_bytes;
+}
+
+// Streamed units alternate over the NUMA nodes by what they hold already, so that every node's threads and
+// DRAM get an equal part of the updates.
+void BalanceNodes(const std::vector<ParameterUnit>& units, int numa_node_count, v1::Plan* plan) {
+  std::vector<int64_t> held(static_cast<size_t>(numa_node_count), 0);
+  for (const ParameterUnit& unit : units) {
+    const auto least = std::min_element(held.begin(), held.end());
+    plan->mutable_units(static_cast<int>(unit.index))
+        ->set_numa_node(static_cast<int>(least - held.begin()));
+    *least += unit.elements;
+  }
+}
+
+}  // namespace
+
+v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
+                         const NodeLimits& limits) {
+  const int ranks = spec.devices().count();
+  const int nodes = std::max(1, static_cast<int>(limits.pool_capacity_bytes.size()));
+  const std::vector<ParameterUnit> units = BuildUnits(model, ranks);
+  v1::Plan plan;
+  plan.set_version(1);
+  plan.set_path(v1::EXECUTION_PATH_LOCAL);
+  plan.set_rank_count(ranks);
+  plan.set_precision(spec.precision());
+  int64_t largest_unit_elements = 0;
+  for (const ParameterUnit& unit : units) {
+    v1::UnitPlan* unit_plan = plan.add_units();
+    unit_plan->set_unit(unit.name);
+    unit_plan->set_home(v1::STATE_HOME_STREAMED);
+    unit_plan->set_delivery(v1::PARAMETER_DELIVERY_FULL);
+    largest_unit_elements = std::max(largest_unit_elements, unit.elements);
+  }
+  BalanceNodes(units, nodes, &plan);
+  for (int64_t layer = 0; layer < model.layer_count; ++layer) {
+    v1::LayerPlan* layer_plan = plan.add_layers();
+    layer_plan->set_boundary(v1::BOUNDARY_HOME_HOST);
+    layer_plan->set_attention_result(v1::ATTENTION_RESULT_HOME_REPLAYED);
+  }
+  plan.mutable_partitions()->set_attention_head_group_count(1);
+  plan.mutable_partitions()->set_head_chunk_tokens(kHeadChunkTokens);
+  // A small model is cut too, so that delivery, gradients and updates overlap within a unit.
+  const int64_t weight_bytes = spec.precision() == v1::PRECISION_FLOAT32 ? 4 : 2;
+  plan.set_chunk_bytes(std::clamp(largest_unit_elements * weight_bytes / 4, kSmallestChunkBytes,
+                                  kLargestChunkBytes));
+  plan.set_backlog_bytes(kBacklogBytes);
+  plan.set_window_count(2);
+  plan.set_gradient_buffer_count(2);
+  plan.set_boundary_buffer_count(2);
+  const bool deferred = spec.optimizer().max_gradient_norm() > 0.0 || spec.accumulation() > 1;
+  plan.set_update_mode(deferred ? v1::UPDATE_MODE_DEFERRED : v1::UPDATE_MODE_OVERLAPPED);
+  plan.set_reduction(v1::GRADIENT_REDUCTION_HOST);
+  plan.set_accumulation(spec.accumulation());
+  plan.set_micro_batch_tokens(spec.global_batch() / ranks / spec.accumulation() *
+                              spec.sequence_length());
+  for (int node = 0; node < nodes; ++node) {
+    plan.add_optimizer_threads(std::max(1, limits.cpu_count / nodes / 2));
+  }
+  plan.set_worker_threads(std::max(1, limits.cpu_count / ranks));
+  for (int rank = 0; rank < ranks; ++rank) plan.add_rank_numa_node(rank % nodes);
+  plan.set_deterministic(true);
+  const int64_t state_bytes = 12 * ParameterCount(units);
+  plan.set_snapshot_staging_bytes(std::clamp(state_bytes / 8, 4_MiB, kStagingBytes));
+
+  const int64_t budget = spec.budgets().gpu_memory_bytes();
+  if (budget == 0) return plan;
+  const auto fits = [&] { return DeviceBytes(spec, model, plan, nodes) <= budget; };
+  for (const ParameterUnit& unit : units) {
+    v1::UnitPlan* unit_plan = plan.mutable_units(static_cast<int>(unit.index));
+    unit_plan->set_home(v1::STATE_HOME_RESIDENT);
+    if (fits()) continue;
+    unit_plan->set_home(v1::STATE_HOME_STREAMED);
+    break;
+  }
+  for (int layer = static_cast<int>(model.layer_count) - 1; layer >= 0; --layer) {
+    plan.mutable_layers(layer)->set_boundary(v1::BOUNDARY_HOME_DEVICE);
+    if (fits()) continue;
+    plan.mutable_layers(layer)->set_boundary(v1::BOUNDARY_HOME_HOST);
+    break;
+  }
+  return plan;
+}
+
+}  // namespace oom

@@ -1,0 +1,156 @@
+#include "planner/memory_account.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+namespace oom {
+namespace {
+
+// Resident pages of the job host, and of a worker with LibTorch's CPU libraries (their clean, shared pages
+// count once over all workers).
+constexpr int64_t kJobHostBytes = int64_t{40} << 20;
+constexpr int64_t kWorkerBytes = int64_t{120} << 20;
+constexpr int64_t kSharedLibraryBytes = int64_t{200} << 20;
+
+std::string PoolItem(const std::string& name) {
+  const std::string kind = name.substr(0, name.find('.'));
+  if (kind == "weights") return "weights";
+  if (kind == "rest") return "moments and low bits";
+  if (kind == "gradients") return "gradients";
+  if (kind == "activations") return "boundaries and embedding rows";
+  if (kind == "device") return "resident state and its gradients";
+  return "snapshot of resident state";
+}
+
+class Items {
+ public:
+  void Add(const std::string& space, const std::string& item, int64_t bytes) {
+    if (bytes == 0) return;
+    for (v1::MemoryEstimate& known : items_) {
+      if (known.space() == space && known.item() == item) {
+        known.set_bytes(known.bytes() + bytes);
+        return;
+      }
+    }
+    v1::MemoryEstimate estimate;
+    estimate.set_space(space);
+    estimate.set_item(item);
+    estimate.set_bytes(bytes);
+    items_.push_back(std::move(estimate));
+  }
+  std::vector<v1::MemoryEstimate> Take() { return std::move(items_); }
+
+ private:
+  std::vector<v1::MemoryEstimate> items_;
+};
+
+}  // namespace
+
+int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const BatchShape& batch,
+                      bool float32) {
+  const int64_t tokens = batch.micro_batch_tokens();
+  const int64_t act = float32 ? 4 : 2;
+  const int64_t query = model.query_head_count * model.head_size;
+  const int64_t kv = model.kv_head_count * model.head_size;
+  const int64_t row_bytes = tokens * model.hidden_size * act;
+  const int64_t mixer_saved =
+      row_bytes + tokens * (2 * query + 2 * kv) * act + tokens * model.query_head_count * 4;
+
+  const auto mixture = [&](MixtureKind kind, int64_t chunk_tokens, bool with_temporaries) {
+    const bool dense = kind == MixtureKind::kDense;
+    const int64_t rows = dense ? chunk_tokens : chunk_tokens * model.experts_per_token;
+    const int64_t width = dense ? model.dense_width : model.expert_width;
+    const int64_t saved = chunk_tokens * model.hidden_size * act + rows * 2 * width * act +
+                          (dense ? 0 : chunk_tokens * model.expert_count * act + rows * 36);
+    if (!with_temporaries) return saved;
+    // Backward: the rows and their gradient, the activation and its gradient, the gate/up gradient.
+    return saved + rows * (2 * model.hidden_size * act + width * 4 * 4);
+  };
+  const int64_t chunk = plan.partitions().mixture_chunk_tokens() > 0
+                            ? std::min(tokens, plan.partitions().mixture_chunk_tokens())
+                            : tokens;
+  int64_t kept = 0;
+  int64_t largest_layer = 0;
+  for (int64_t layer = 0; layer < model.layer_count; ++layer) {
+    const v1::LayerPlan& layer_plan = plan.layers(static_cast<int>(layer));
+    const MixtureKind kind = model.mixtures[static_cast<size_t>(layer)];
+    const bool retains_all = layer_plan.retain_mixer() && layer_plan.retain_mixture();
+    if (layer_plan.boundary() == v1::BOUNDARY_HOME_DEVICE && !retains_all) kept += row_bytes;
+    if (layer_plan.retain_mixer()) kept += mixer_saved;
+    if (layer_plan.retain_mixture()) kept += mixture(kind, tokens, false);
+    const int64_t mixer_work = mixer_saved + tokens * (3 * query + 2 * kv) * 4 + 3 * row_bytes;
+    const int64_t mixture_work =
+        mixture(kind, tokens, false) - mixture(kind, chunk, false) + mixture(kind, chunk, true);
+    largest_layer = std::max(largest_layer, mixer_saved + mixture_work + 3 * row_bytes);
+    largest_layer = std::max(largest_layer, mixer_work);
+  }
+  const int64_t head_chunk = plan.partitions().head_chunk_tokens() > 0
+                                 ? std::min(tokens, plan.partitions().head_chunk_tokens())
+                                 : tokens;
+  const int64_t head = head_chunk * model.vocabulary_size * (4 + act) + 4 * row_bytes;
+  return kept + std::max(largest_layer, head);
+}
+
+MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,
+                            const SharedLayout& layout, const StepGraph& graph,
+                            const BatchShape& batch, int numa_node_count, bool cpu_devices) {
+  MemoryAccount account;
+  Items items;
+  account.host_pool_bytes.assign(static_cast<size_t>(std::max(1, numa_node_count)), 0);
+  const auto host = [&](int node, const std::string& item, int64_t bytes) {
+    items.Add("numa " + std::to_string(node), item, bytes);
+    account.host_bytes += bytes;
+  };
+  const int ranks = plan.rank_count();
+  std::vector<int64_t> device(static_cast<size_t>(ranks), 0);
+  for (const PoolSpec& pool : layout.pools()) {
+    account.host_pool_bytes[static_cast<size_t>(pool.numa_node)] += pool.bytes;
+    const std::string item = PoolItem(pool.name);
+    if (pool.name.rfind("device.", 0) == 0) {
+      const int rank = std::stoi(pool.name.substr(7));
+      device[static_cast<size_t>(rank)] += pool.bytes;
+      items.Add("device " + std::to_string(rank), item, pool.bytes);
+      if (cpu_devices) account.host_bytes += pool.bytes;
+    } else {
+      host(pool.numa_node, item, pool.bytes);
+    }
+  }
+  std::map<std::string, int64_t> buffers;
+  for (const Buffer& buffer : graph.buffers) {
+    if (buffer.space != Space::kDevice || buffer.bytes == 0) continue;
+    const bool window = buffer.name.rfind("window.", 0) == 0;
+    const bool gradient = buffer.name.rfind("gradient.", 0) == 0;
+    buffers[window ? "parameter windows" : gradient ? "gradient buffers" : "boundary buffers"] +=
+        buffer.bytes;
+  }
+  const int64_t operators = OperatorBytes(model, plan, batch, layout.float32());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::string space = "device " + std::to_string(rank);
+    int64_t& total = device[static_cast<size_t>(rank)];
+    for (const auto& [item, bytes] : buffers) {
+      items.Add(space, item, bytes);
+      total += bytes;
+      if (cpu_devices) account.host_bytes += bytes;
+    }
+    items.Add(space, "operators and kept activations", operators);
+    total += operators;
+    if (cpu_devices) account.host_bytes += operators;
+  }
+  host(0, "snapshot staging", plan.snapshot_staging_bytes());
+  host(0, "processes", kJobHostBytes + kSharedLibraryBytes + ranks * kWorkerBytes);
+  account.device_bytes = *std::max_element(device.begin(), device.end());
+  account.checkpoint_bytes = 12 * ParameterCount(layout.units());
+
+  // What clipping and accumulation keep: every streamed gradient, where overlapped updates need a backlog.
+  int64_t streamed = 0;
+  for (const Chunk& chunk : layout.chunks()) {
+    if (chunk.owner_rank < 0) streamed += chunk.elements;
+  }
+  const int64_t kept = streamed * layout.gradient_bytes() * ranks;
+  account.deferred_extra_bytes = std::max<int64_t>(0, kept - plan.backlog_bytes() * ranks);
+  account.items = items.Take();
+  return account;
+}
+
+}  // namespace oom

@@ -1,0 +1,96 @@
+#include "planner/resource_bounds.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+namespace oom {
+namespace {
+
+// A core with 512-bit FMA at 3 GHz does about 100 GFLOP/s in FP32.
+constexpr double kCoreFlopsPerSecond = 100e9;
+constexpr double kCoreCopyBytesPerSecond = 12e9;
+constexpr double kCoreMemoryBytesPerSecond = 16e9;
+constexpr double kNodeMemoryBytesPerSecond = 200e9;
+
+}  // namespace
+
+MachineRates CpuRates(int cpu_count, int worker_threads) {
+  return {.compute_flops_per_second = kCoreFlopsPerSecond * std::max(1, worker_threads),
+          .copy_bytes_per_second = kCoreCopyBytesPerSecond,
+          .memory_bytes_per_second = std::min(
+              kNodeMemoryBytesPerSecond, kCoreMemoryBytesPerSecond * std::max(1, cpu_count))};
+}
+
+double StepFlops(const ModelDescription& model, const v1::Plan& plan, const BatchShape& batch) {
+  const auto tokens = static_cast<double>(batch.rank_tokens());
+  const auto hidden = static_cast<double>(model.hidden_size);
+  const auto query = static_cast<double>(model.query_head_count * model.head_size);
+  const auto kv = static_cast<double>(model.kv_head_count * model.head_size);
+  const auto length = static_cast<double>(batch.sequence_length);
+  const auto window = static_cast<double>(model.sliding_window);
+  const double mean_keys =
+      window > 0 && window < length
+          ? (window * (window + 1) / 2 + (length - window) * window) / length
+          : (length + 1) / 2;
+  const double linears = 2 * hidden * (2 * query + 2 * kv);
+  const double scores = 4 * query * mean_keys;
+  double flops = 0.0;
+  for (size_t layer = 0; layer < model.mixtures.size(); ++layer) {
+    const bool dense = model.mixtures[layer] == MixtureKind::kDense;
+    const double mixture =
+        dense ? 6 * hidden * static_cast<double>(model.dense_width)
+              : 6 * hidden * static_cast<double>(model.experts_per_token * model.expert_width) +
+                    2 * hidden * static_cast<double>(model.expert_count);
+    const v1::LayerPlan& layer_plan = plan.layers(static_cast<int>(layer));
+    const double forward = linears + scores + mixture;
+    const double backward = 2 * (linears + mixture) + 2.5 * scores;
+    // Replay ends at the gate/up product: two thirds of the mixture.
+    const double replay = (layer_plan.retain_mixer() ? 0.0 : linears + scores) +
+                          (layer_plan.retain_mixture() ? 0.0 : mixture * 2 / 3);
+    flops += forward + backward + replay;
+  }
+  flops += 6 * hidden * static_cast<double>(model.vocabulary_size);
+  return flops * tokens;
+}
+
+std::vector<v1::ResourceEstimate> BoundResources(const ModelDescription& model,
+                                                 const v1::Plan& plan, const SharedLayout& layout,
+                                                 const StepGraph& graph, const BatchShape& batch,
+                                                 const MachineRates& rates) {
+  std::map<Resource, int64_t> bytes;
+  std::map<int, int64_t> update_bytes;  // By NUMA node.
+  int64_t memory_bytes = 0;
+  for (const Node& node : graph.nodes) {
+    if (node.kind == NodeKind::kUpdate && node.resource == Resource::kHostOptimizer) {
+      update_bytes[layout.chunks()[static_cast<size_t>(node.chunk)].numa_node] += node.bytes;
+    } else if (node.owner_rank < 0) {
+      bytes[node.resource] += node.bytes;
+    }
+  }
+  std::vector<v1::ResourceEstimate> estimates;
+  const auto add = [&](const std::string& name, double seconds, int64_t moved) {
+    v1::ResourceEstimate estimate;
+    estimate.set_resource(name);
+    estimate.set_seconds(seconds);
+    estimate.set_bytes(moved);
+    estimates.push_back(std::move(estimate));
+  };
+  add("compute of each device",
+      StepFlops(model, plan, batch) / rates.compute_flops_per_second, 0);
+  for (const auto& [resource, moved] : bytes) {
+    if (moved == 0) continue;
+    add(std::string(ResourceName(resource)) + " of each device",
+        static_cast<double>(moved) / rates.copy_bytes_per_second, moved);
+    memory_bytes += moved * plan.rank_count();
+  }
+  for (const auto& [node, moved] : update_bytes) {
+    add("optimizer of numa " + std::to_string(node),
+        static_cast<double>(moved) / rates.memory_bytes_per_second, moved);
+    memory_bytes += moved;
+  }
+  add("host memory", static_cast<double>(memory_bytes) / rates.memory_bytes_per_second, memory_bytes);
+  return estimates;
+}
+
+}  // namespace oom

@@ -1,0 +1,94 @@
+#include "server/jobhost/job_context.h"
+
+#include <utility>
+
+#include "runtime/graph/graph_builder.h"
+#include "runtime/model/hf_config.h"
+#include "runtime/model/hf_source.h"
+
+namespace oom {
+namespace {
+
+Status AsInvalidInput(const Status& status) {
+  if (!status.reason().empty()) return status;
+  Status copy = status;
+  return std::move(copy).WithReason("INVALID_INPUT");
+}
+
+const std::string& ConfigPath(const v1::JobSpec& spec) {
+  return spec.model().path().empty() ? spec.model().config() : spec.model().path();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<JobContext>> JobContext::Create(const internal::v1::JobStart& start,
+                                                       std::vector<UniqueFd> pool_fds,
+                                                       std::unique_ptr<NumaTopology> topology) {
+  std::unique_ptr<JobContext> context(new JobContext(start));
+  context->pool_fds_ = std::move(pool_fds);
+  context->topology_ = std::move(topology);
+  auto model = ReadHfConfig(ConfigPath(start.spec()));
+  if (!model.ok()) return AsInvalidInput(model.status());
+  context->model_ = std::move(model).value();
+  const v1::Plan& plan = start.plan();
+  if (const Status status = ValidatePlan(context->model_, plan); !status.ok()) {
+    return AsInvalidInput(status);
+  }
+  const int64_t sequence_length = start.spec().sequence_length();
+  if (sequence_length <= 0 || plan.micro_batch_tokens() <= 0 ||
+      plan.micro_batch_tokens() % sequence_length != 0) {
+    return Status(Code::kInvalidArgument, "micro_batch_tokens is not a number of whole sequences")
+        .WithReason("INVALID_INPUT")
+        .WithField("plan.micro_batch_tokens");
+  }
+  const BatchShape batch = {.micro_batch_sequences = plan.micro_batch_tokens() / sequence_length,
+                            .sequence_length = sequence_length,
+                            .accumulation = plan.accumulation()};
+  context->layout_ =
+      std::make_unique<SharedLayout>(SharedLayout::Build(context->model_, plan, batch));
+  context->graph_hash_ = BuildTrainingGraph({.model = &context->model_,
+                                             .plan = &plan,
+                                             .layout = context->layout_.get(),
+                                             .batch = batch})
+                             .Hash();
+  OOM_RETURN_IF_ERROR(context->MapPools());
+  return context;
+}
+
+Status JobContext::MapPools() {
+  const std::vector<PoolSpec>& wanted = layout_->pools();
+  if (pool_fds_.size() != wanted.size() ||
+      start_.pools_size() != static_cast<int>(wanted.size())) {
+    return Status(Code::kInternal, "the job has " + std::to_string(start_.pools_size()) +
+                                       " pools, its plan needs " + std::to_string(wanted.size()));
+  }
+  for (size_t index = 0; index < wanted.size(); ++index) {
+    const internal::v1::Pool& pool = start_.pools(static_cast<int>(index));
+    if (pool.name() != wanted[index].name || pool.bytes() < wanted[index].bytes) {
+      return Status(Code::kInternal, "pool " + pool.name() + " of " + std::to_string(pool.bytes()) +
+                                         " bytes is not the plan's " + wanted[index].name + " of " +
+                                         std::to_string(wanted[index].bytes));
+    }
+    OOM_ASSIGN_OR_RETURN(PoolMapping mapping, PoolMapping::Map(pool_fds_[index].get(), pool.bytes()));
+    pool_map_.bases.push_back(mapping.data());
+    mappings_.push_back(std::move(mapping));
+  }
+  return Status::Ok();
+}
+
+std::vector<int> JobContext::pool_descriptors() const {
+  std::vector<int> descriptors;
+  for (const UniqueFd& fd : pool_fds_) descriptors.push_back(fd.get());
+  return descriptors;
+}
+
+Result<std::unique_ptr<StateSource>> JobContext::OpenModel() const {
+  if (spec().model().initialize() == v1::INITIALIZATION_RANDOM) {
+    return MakeRandomSource(model_, layout_->units(), spec().seed());
+  }
+  auto source = HfSource::Open(spec().model().path(), model_, layout_->units());
+  if (!source.ok()) return AsInvalidInput(source.status());
+  return std::unique_ptr<StateSource>(std::move(source).value());
+}
+
+}  // namespace oom

@@ -1,0 +1,17 @@
+// The gRPC services. Callback API: no handler blocks; what changes jobs is posted to the control loop.
+
+#pragma once
+
+#include <memory>
+
+#include <grpcpp/impl/service_type.h>
+
+namespace oom {
+
+struct ServiceContext;
+
+// `services` outlive the server.
+std::unique_ptr<grpc::Service> MakeJobService(ServiceContext& services);
+std::unique_ptr<grpc::Service> MakeNodeService(ServiceContext& services);
+
+}  // namespace oom

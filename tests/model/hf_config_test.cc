@@ -1,0 +1,158 @@
+// config.json: every key that changes the numbers is read or refused by name.
+
+#include "runtime/model/hf_config.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/model/model_testing.h"
+
+namespace oom {
+namespace {
+
+using testing::IsError;
+using testing::TinyMixtralConfig;
+using testing::TinyQwenConfig;
+using testing::WithKey;
+
+Result<ModelDescription> Parse(const std::string& config) {
+  return ParseHfConfig(config, "m/config.json");
+}
+
+TEST(HfConfig, ReadsQwen3Moe) {
+  const auto model = Parse(TinyQwenConfig());
+  ASSERT_TRUE(model.ok()) << model.status().ToString();
+  EXPECT_EQ(model->family, Family::kQwen3Moe);
+  EXPECT_EQ(model->hidden_size, 24);
+  EXPECT_EQ(model->layer_count, 3);
+  EXPECT_EQ(model->vocabulary_size, 97);
+  EXPECT_EQ(model->query_head_count, 4);
+  EXPECT_EQ(model->kv_head_count, 2);
+  EXPECT_EQ(model->head_size, 8);
+  EXPECT_EQ(model->expert_count, 5);
+  EXPECT_EQ(model->experts_per_token, 2);
+  EXPECT_EQ(model->expert_width, 12);
+  EXPECT_EQ(model->dense_width, 20);
+  EXPECT_TRUE(model->query_key_norm);
+  EXPECT_TRUE(model->renormalize_top_k);
+  EXPECT_EQ(model->rms_epsilon, 1e-6);
+  EXPECT_EQ(model->rope_theta, 1e6);
+  EXPECT_EQ(model->sliding_window, 0);
+  EXPECT_EQ(model->max_positions, 64);
+  EXPECT_FALSE(model->tied_embedding);
+  EXPECT_EQ(model->mixtures,
+            (std::vector<MixtureKind>{MixtureKind::kRoutedExperts, MixtureKind::kDense,
+                                      MixtureKind::kRoutedExperts}));
+}
+
+TEST(HfConfig, ReadsMixtral) {
+  const auto model = Parse(TinyMixtralConfig());
+  ASSERT_TRUE(model.ok()) << model.status().ToString();
+  EXPECT_EQ(model->family, Family::kMixtral);
+  EXPECT_EQ(model->head_size, 6);  // hidden_size / heads, since head_dim is absent.
+  EXPECT_EQ(model->expert_width, 20);
+  EXPECT_EQ(model->dense_width, 0);
+  EXPECT_FALSE(model->query_key_norm);
+  EXPECT_TRUE(model->renormalize_top_k);
+  EXPECT_EQ(model->sliding_window, 16);
+  EXPECT_EQ(model->rope_theta, 5e5);
+  EXPECT_EQ(model->rms_epsilon, 1e-5);
+}
+
+TEST(HfConfig, AcceptsTheKeysOfEveryTransformersVersion) {
+  const std::string base = TinyQwenConfig();
+  const std::string renamed = WithKey(WithKey(base, "num_experts", ""), "num_local_experts", "5");
+  EXPECT_EQ(Parse(renamed)->expert_count, 5);
+  const std::string rope = WithKey(WithKey(base, "rope_theta", ""), "rope_parameters",
+                                   R"({"rope_theta": 7e5, "rope_type": "default"})");
+  EXPECT_EQ(Parse(rope)->rope_theta, 7e5);
+  EXPECT_EQ(Parse(WithKey(base, "rope_theta", ""))->rope_theta, 1e4);
+  EXPECT_TRUE(Parse(WithKey(base, "rope_scaling", "null")).ok());
+  EXPECT_TRUE(Parse(WithKey(base, "rope_scaling", R"({"type": "default"})")).ok());
+  EXPECT_TRUE(Parse(WithKey(base, "attention_dropout", "0.0")).ok());
+  EXPECT_TRUE(Parse(WithKey(base, "architectures", "")).ok());
+  EXPECT_TRUE(Parse(WithKey(base, "model_type", "")).ok());
+  EXPECT_EQ(Parse(WithKey(base, "head_dim", "null"))->head_size, 6);
+  EXPECT_EQ(Parse(WithKey(base, "num_key_value_heads", "null"))->kv_head_count, 4);
+  // A window that is not in use.
+  EXPECT_EQ(Parse(WithKey(base, "sliding_window", "8"))->sliding_window, 0);
+  EXPECT_FALSE(Parse(WithKey(base, "norm_topk_prob", ""))->renormalize_top_k);
+  EXPECT_TRUE(Parse(WithKey(base, "tie_word_embeddings", "true"))->tied_embedding);
+}
+
+TEST(HfConfig, SparseStepMakesDenseLayers) {
+  const auto model = Parse(
+      WithKey(WithKey(TinyQwenConfig(), "mlp_only_layers", "[]"), "decoder_sparse_step", "2"));
+  ASSERT_TRUE(model.ok());
+  EXPECT_EQ(model->mixtures,
+            (std::vector<MixtureKind>{MixtureKind::kDense, MixtureKind::kRoutedExperts,
+                                      MixtureKind::kDense}));
+}
+
+// Each value would change the numbers, or cannot be meant: the message names the file and the key.
+TEST(HfConfig, RefusesByNameWhatTrainingDoesNotImplement) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"rope_scaling", R"({"type": "yarn", "factor": 4.0})"},
+      {"rope_parameters", R"({"rope_type": "linear", "rope_theta": 1e6})"},
+      {"rope_parameters", R"({"rope_type": "default", "rope_theta": 2e6})"},
+      {"rope_parameters", R"({"rope_type": "default", "partial_rotary_factor": 0.5})"},
+      {"rope_parameters", "3"},
+      {"partial_rotary_factor", "0.25"},
+      {"attention_bias", "true"},
+      {"attention_dropout", "0.1"},
+      {"router_jitter_noise", "0.01"},
+      {"hidden_act", "\"gelu\""},
+      {"use_sliding_window", "true"},
+      {"quantization_config", R"({"quant_method": "fp8"})"},
+      {"layer_types", R"(["full_attention", "sliding_attention"])"},
+      {"num_local_experts", "4"},
+      {"num_experts_per_tok", "6"},
+      {"num_key_value_heads", "3"},
+      {"num_key_value_heads", ""},
+      {"head_dim", "7"},
+      {"hidden_size", ""},
+      {"hidden_size", "0"},
+      {"hidden_size", "-24"},
+      {"hidden_size", "24.5"},
+      {"hidden_size", "\"24\""},
+      {"vocab_size", "99999999999999999999"},
+      {"num_hidden_layers", "1000000000"},
+      {"rms_norm_eps", "0"},
+      {"tie_word_embeddings", "1"},
+      {"intermediate_size", ""},  // The dense layer needs it.
+      {"mlp_only_layers", "[-1]"},
+  };
+  for (const auto& [key, value] : cases) {
+    EXPECT_TRUE(IsError(Parse(WithKey(TinyQwenConfig(), key, value)), Code::kInvalidArgument,
+                        {"m/config.json", key}))
+        << key << " " << value;
+  }
+}
+
+TEST(HfConfig, RefusesAnUnknownArchitectureWithOneErrorThatNamesIt) {
+  const std::string config =
+      WithKey(WithKey(TinyQwenConfig(), "architectures", R"(["GptOssForCausalLM"])"), "model_type",
+              "\"gpt_oss\"");
+  EXPECT_TRUE(IsError(Parse(config), Code::kInvalidArgument,
+                      {"m/config.json", "GptOssForCausalLM", "gpt_oss", "Qwen3MoeForCausalLM"}));
+  // Another head on a known backbone, and names that contradict each other.
+  EXPECT_TRUE(IsError(
+      Parse(WithKey(TinyQwenConfig(), "architectures", R"(["Qwen3MoeForSequenceClassification"])")),
+      Code::kInvalidArgument, {"Qwen3MoeForSequenceClassification"}));
+  EXPECT_TRUE(IsError(Parse(WithKey(TinyQwenConfig(), "model_type", "\"mixtral\"")),
+                      Code::kInvalidArgument, {"mixtral"}));
+  EXPECT_TRUE(IsError(Parse("{}"), Code::kInvalidArgument, {"architectures"}));
+}
+
+TEST(HfConfig, RefusesTextThatIsNotOneJsonObject) {
+  EXPECT_TRUE(IsError(Parse(""), Code::kInvalidArgument, {"m/config.json", "JSON"}));
+  EXPECT_TRUE(IsError(Parse("[1]"), Code::kInvalidArgument, {"m/config.json"}));
+  EXPECT_TRUE(IsError(Parse("{} {}"), Code::kInvalidArgument, {"m/config.json"}));
+  EXPECT_TRUE(IsError(Parse(R"({"a": 1, "a": 2})"), Code::kInvalidArgument, {"\"a\"", "twice"}));
+  EXPECT_TRUE(IsError(ReadHfConfig("/nonexistent/model"), Code::kNotFound, {"/nonexistent/model"}));
+}
+
+}  // namespace
+}  // namespace oom

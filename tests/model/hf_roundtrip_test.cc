@@ -1,0 +1,459 @@
+// Import and export of Hugging Face directories: bit-equal at learning rate 0, every file carried
+// along, and every bad input refused by name.
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/model/hf_config.h"
+#include "runtime/model/hf_export.h"
+#include "runtime/model/hf_source.h"
+#include "tests/model/model_testing.h"
+
+namespace oom {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::IsError;
+using testing::RandomTensors;
+using testing::RawTensor;
+using testing::ReadText;
+using testing::ReadTree;
+using testing::SameBits;
+using testing::TempDirectory;
+using testing::TinyMixtralConfig;
+using testing::TinyQwenConfig;
+using testing::WithKey;
+using testing::WriteCheckpoint;
+using testing::WriteText;
+
+ModelDescription Parse(const std::string& config) {
+  return std::move(ParseHfConfig(config, "config.json")).value();
+}
+
+Result<std::unique_ptr<HfSource>> OpenSource(const std::string& directory) {
+  OOM_ASSIGN_OR_RETURN(const ModelDescription model, ReadHfConfig(directory));
+  return HfSource::Open(directory, model, BuildUnits(model, 2));
+}
+
+Status CopyModel(const std::string& from, const std::string& to,
+                 std::optional<TensorType> type = std::nullopt) {
+  OOM_ASSIGN_OR_RETURN(const ModelDescription model, ReadHfConfig(from));
+  const auto units = BuildUnits(model, 2);
+  OOM_ASSIGN_OR_RETURN(const auto source, HfSource::Open(from, model, units));
+  return ExportHuggingFace(*source, model, units,
+                           {.output_directory = to, .template_directory = from, .type = type});
+}
+
+RawTensor* FindTensor(std::vector<RawTensor>& tensors, const std::string& name) {
+  for (RawTensor& tensor : tensors) {
+    if (tensor.name == name) return &tensor;
+  }
+  return nullptr;
+}
+
+// Arbitrary bits, so -0.0, infinities, denormals and NaNs are among them; whole files are compared.
+TEST(HfRoundTrip, ImportThenExportKeepsEveryByteOfEveryFile) {
+  for (const std::string& config : {TinyQwenConfig(), TinyMixtralConfig(),
+                                    WithKey(TinyQwenConfig(), "tie_word_embeddings", "true")}) {
+    for (const TensorType type : {TensorType::kBF16, TensorType::kF32, TensorType::kF16}) {
+      for (const int shard_count : {1, 3}) {
+        TempDirectory directory;
+        const std::string from = directory / "in";
+        std::vector<RawTensor> tensors = RandomTensors(Parse(config), type, 17);
+        tensors.push_back(
+            {"model.layers.0.self_attn.rotary_emb.inv_freq", TensorType::kF32, {2}, "abcdefgh"});
+        WriteCheckpoint(from, config, tensors, shard_count);
+        ASSERT_TRUE(CopyModel(from, directory / "out").ok());
+        EXPECT_EQ(ReadTree(from), ReadTree(directory / "out")) << TensorTypeName(type);
+        // And once more over the first export, leaving nothing beside it.
+        ASSERT_TRUE(CopyModel(from, directory / "out").ok());
+        EXPECT_EQ(ReadTree(from), ReadTree(directory / "out"));
+        EXPECT_EQ(std::distance(fs::directory_iterator(directory.path()), fs::directory_iterator()),
+                  2);
+      }
+    }
+  }
+}
+
+TEST(HfRoundTrip, TensorsOfDifferentTypesEachKeepTheirs) {
+  TempDirectory directory;
+  std::vector<RawTensor> tensors = RandomTensors(Parse(TinyQwenConfig()), TensorType::kBF16, 5);
+  RawTensor* norm = FindTensor(tensors, "model.norm.weight");
+  norm->type = TensorType::kF32;
+  norm->bytes = std::string(24 * 4, 'q');
+  WriteCheckpoint(directory / "in", TinyQwenConfig(), tensors, 2);
+  ASSERT_TRUE(CopyModel(directory / "in", directory / "out").ok());
+  EXPECT_EQ(ReadTree(directory / "in"), ReadTree(directory / "out"));
+}
+
+TEST(HfRoundTrip, AnotherTypeIsWrittenToTheConfigurationAndBackAgain) {
+  TempDirectory directory;
+  const std::vector<RawTensor> tensors =
+      RandomTensors(Parse(TinyQwenConfig()), TensorType::kBF16, 5);
+  WriteCheckpoint(directory / "in", TinyQwenConfig(), tensors, 2);
+  ASSERT_TRUE(CopyModel(directory / "in", directory / "wide", TensorType::kF32).ok());
+  EXPECT_NE(ReadText(directory / "wide/config.json").find("\"torch_dtype\": \"float32\""),
+            std::string::npos);
+  auto wide = SafetensorsDirectory::Open(directory / "wide");
+  ASSERT_TRUE(wide.ok()) << wide.status().ToString();
+  EXPECT_EQ((*wide)->Find("lm_head.weight").info->type, TensorType::kF32);
+  ASSERT_TRUE(CopyModel(directory / "wide", directory / "back", TensorType::kBF16).ok());
+  auto back = SafetensorsDirectory::Open(directory / "back");
+  ASSERT_TRUE(back.ok());
+  for (const RawTensor& tensor : tensors) {
+    const auto location = (*back)->Find(tensor.name);
+    ASSERT_NE(location.file, nullptr);
+    const auto bytes = location.file->bytes(*location.info);
+    EXPECT_EQ(std::memcmp(bytes.data(), tensor.bytes.data(), tensor.bytes.size()), 0)
+        << tensor.name;
+  }
+}
+
+TEST(HfExport, OtherWeightFormatsAndHiddenFoldersStayBehind) {
+  TempDirectory directory;
+  const std::string from = directory / "in";
+  WriteCheckpoint(from, TinyQwenConfig(),
+                  RandomTensors(Parse(TinyQwenConfig()), TensorType::kBF16, 5), 1);
+  const auto wanted = ReadTree(from);
+  for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json",
+                           "consolidated.00.pth", "consolidated.safetensors", "model.gguf",
+                           "stale.safetensors", ".git/HEAD", "original/weights.pt"}) {
+    WriteText(from + "/" + name, "x");
+  }
+  ASSERT_TRUE(CopyModel(from, directory / "out").ok());
+  EXPECT_EQ(ReadTree(directory / "out"), wanted);
+}
+
+TEST(HfExport, LinkedFilesOfAHubCacheAreCopied) {
+  TempDirectory directory;
+  WriteCheckpoint(directory / "blobs", TinyQwenConfig(),
+                  RandomTensors(Parse(TinyQwenConfig()), TensorType::kBF16, 5), 1);
+  fs::create_directories(directory / "snapshot");
+  for (const auto& [name, content] : ReadTree(directory / "blobs")) {
+    fs::create_directories(fs::path(directory / "snapshot") / fs::path(name).parent_path());
+    fs::create_symlink(directory / "blobs/" + name, directory / "snapshot/" + name);
+  }
+  ASSERT_TRUE(CopyModel(directory / "snapshot", directory / "out").ok());
+  EXPECT_EQ(ReadTree(directory / "out"), ReadTree(directory / "blobs"));
+  EXPECT_FALSE(fs::is_symlink(directory / "out/config.json"));
+}
+
+TEST(HfExport, ABareConfigurationIsCompletedAndSharded) {
+  TempDirectory directory;
+  const std::string config =
+      WithKey(WithKey(TinyQwenConfig(), "architectures", ""), "torch_dtype", "");
+  const ModelDescription model = Parse(config);
+  const auto units = BuildUnits(model, 1);
+  const auto source = MakeRandomSource(model, units, 1);
+  ASSERT_TRUE(ExportHuggingFace(*source, model, units,
+                                {.output_directory = directory / "out",
+                                 .config_json = config,
+                                 .type = TensorType::kF32,
+                                 .shard_bytes = 20'000})
+                  .ok());
+  const std::string written = ReadText(directory / "out/config.json");
+  EXPECT_NE(written.find("Qwen3MoeForCausalLM"), std::string::npos);
+  EXPECT_NE(written.find("\"dtype\": \"float32\""), std::string::npos);
+  auto files = SafetensorsDirectory::Open(directory / "out");
+  ASSERT_TRUE(files.ok()) << files.status().ToString();
+  EXPECT_GT((*files)->files().size(), 2u);
+  for (const auto& file : (*files)->files()) {
+    EXPECT_LE(file->header().data_bytes, 20'000) << file->path();
+  }
+  // What comes back is what was generated.
+  auto again = OpenSource(directory / "out");
+  ASSERT_TRUE(again.ok()) << again.status().ToString();
+  for (const ParameterUnit& unit : units) {
+    for (size_t t = 0; t < unit.tensors.size(); ++t) {
+      std::vector<float> a(static_cast<size_t>(unit.tensors[t].elements)), b(a.size());
+      const int64_t tensor = static_cast<int64_t>(t);
+      ASSERT_TRUE(source->Read(unit.index, tensor, StateArray::kMaster, 0, a).ok());
+      ASSERT_TRUE((*again)->Read(unit.index, tensor, StateArray::kMaster, 0, b).ok());
+      EXPECT_EQ(a, b) << unit.tensors[t].name;
+    }
+  }
+}
+
+// A source whose every value says where it comes from.
+class LabelledSource : public StateSource {
+ public:
+  Status Read(int64_t unit, int64_t tensor, StateArray array, int64_t first,
+              std::span<float> out) const override {
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = static_cast<float>(unit * 1'000'000 + tensor * 100'000 + first +
+                                  static_cast<int64_t>(i) + static_cast<int>(array));
+    }
+    return Status::Ok();
+  }
+  int64_t step() const override { return 7; }
+};
+
+TEST(ExportState, WritesThreeFoldersOfFloatTensorsUnderThePublishedNames) {
+  TempDirectory directory;
+  const ModelDescription model = Parse(TinyMixtralConfig());
+  const auto units = BuildUnits(model, 4);
+  const LabelledSource source;
+  for (int round = 0; round < 2; ++round) {  // The second one replaces the first.
+    const Status status = ExportState(
+        source, model, units, {.output_directory = directory / "state", .shard_bytes = 30'000});
+    ASSERT_TRUE(status.ok()) << status.ToString();
+  }
+  const std::pair<const char*, StateArray> folders[] = {{"master", StateArray::kMaster},
+                                                        {"moment1", StateArray::kMoment1},
+                                                        {"moment2", StateArray::kMoment2}};
+  for (const auto& [folder, array] : folders) {
+    auto files = SafetensorsDirectory::Open(directory / "state/" + folder);
+    ASSERT_TRUE(files.ok()) << files.status().ToString();
+    EXPECT_GT((*files)->files().size(), 1u);
+    size_t count = 0;
+    for (const FileTensor& tensor : PublishedTensors(model, units)) {
+      const auto location = (*files)->Find(tensor.name);
+      ASSERT_NE(location.file, nullptr) << tensor.name;
+      EXPECT_EQ(location.info->type, TensorType::kF32);
+      EXPECT_EQ(location.info->shape, tensor.shape);
+      std::vector<float> values(static_cast<size_t>(tensor.elements)), expected(values.size());
+      ASSERT_TRUE(location.file->ReadFloats(*location.info, 0, values).ok());
+      ASSERT_TRUE(
+          source.Read(tensor.unit, tensor.tensor, array, tensor.offset_elements, expected).ok());
+      EXPECT_EQ(values, expected) << tensor.name;
+      ++count;
+    }
+    size_t written = 0;
+    for (const auto& file : (*files)->files()) written += file->header().tensors.size();
+    EXPECT_EQ(written, count);
+  }
+}
+
+TEST(HfSource, AnyRangeHasTheValuesOfTheWholeAcrossFileTensors) {
+  TempDirectory directory;
+  WriteCheckpoint(directory / "in", TinyMixtralConfig(),
+                  RandomTensors(Parse(TinyMixtralConfig()), TensorType::kBF16, 5), 3);
+  auto source = OpenSource(directory / "in");
+  ASSERT_TRUE(source.ok()) << source.status().ToString();
+  EXPECT_EQ((*source)->step(), 0);
+  const auto units = BuildUnits(Parse(TinyMixtralConfig()), 2);
+  const ParameterUnit& experts = units[2];
+  ASSERT_EQ(experts.kind, UnitKind::kExperts);
+  std::vector<float> whole(static_cast<size_t>(experts.tensors[0].elements));
+  ASSERT_TRUE((*source)->Read(2, 0, StateArray::kMaster, 0, whole).ok());
+  for (const int64_t first : {0, 1, 479, 480, 481, 2000}) {
+    for (const size_t count : {0u, 1u, 480u, 481u, 1500u}) {
+      std::vector<float> part(count);
+      ASSERT_TRUE((*source)->Read(2, 0, StateArray::kMaster, first, part).ok());
+      EXPECT_TRUE(SameBits(part, std::span(whole).subspan(static_cast<size_t>(first), count)))
+          << first << " " << count;
+    }
+  }
+  std::vector<float> moment(100, 1.0f);
+  ASSERT_TRUE((*source)->Read(2, 0, StateArray::kMoment2, 10, moment).ok());
+  EXPECT_EQ(moment, std::vector<float>(100, 0.0f));
+}
+
+TEST(HfSource, RefusesWeightsThatDoNotFitTheModel) {
+  const std::string name = "model.layers.0.mlp.experts.2.up_proj.weight";
+  const std::vector<RawTensor> good = RandomTensors(Parse(TinyQwenConfig()), TensorType::kBF16, 5);
+  const auto open_with = [&](const std::function<void(std::vector<RawTensor>&)>& change,
+                             const std::string& config = TinyQwenConfig()) {
+    TempDirectory directory;
+    std::vector<RawTensor> tensors = good;
+    change(tensors);
+    WriteCheckpoint(directory / "in", config, tensors, 2);
+    auto source = OpenSource(directory / "in");
+    return source.ok() ? Status::Ok() : source.status();
+  };
+  EXPECT_TRUE(open_with([](auto&) {}).ok());
+  EXPECT_TRUE(IsError(open_with([&](auto& tensors) {
+                        FindTensor(tensors, name)->shape = {24, 12};
+                      }),
+                      Code::kInvalidArgument, {name, "[24, 12]", "[12, 24]", "part-"}));
+  EXPECT_TRUE(
+      IsError(open_with([&](auto& tensors) { FindTensor(tensors, name)->type = TensorType::kI16; }),
+              Code::kInvalidArgument, {name, "I16"}));
+  EXPECT_TRUE(
+      IsError(open_with([&](auto& tensors) { FindTensor(tensors, name)->name = "x.weight"; }),
+              Code::kInvalidArgument, {name, "missing"}));
+  EXPECT_TRUE(
+      IsError(open_with([&](auto& tensors) {
+                tensors.push_back(
+                    {"model.layers.0.mlp.shared_expert.weight", TensorType::kBF16, {1}, "ab"});
+              }),
+              Code::kInvalidArgument, {"shared_expert", "not part of the architecture"}));
+  // A tied head may repeat the embedding, and nothing else.
+  const std::string tied = WithKey(TinyQwenConfig(), "tie_word_embeddings", "true");
+  EXPECT_TRUE(IsError(open_with([](auto&) {}, tied), Code::kInvalidArgument, {"lm_head.weight"}));
+  EXPECT_TRUE(open_with(
+                  [](auto& tensors) {
+                    FindTensor(tensors, "lm_head.weight")->bytes =
+                        FindTensor(tensors, "model.embed_tokens.weight")->bytes;
+                  },
+                  tied)
+                  .ok());
+}
+
+TEST(HfRoundTrip, ATiedHeadThatRepeatsTheEmbeddingStaysInTheFile) {
+  TempDirectory directory;
+  std::vector<RawTensor> tensors = RandomTensors(Parse(TinyQwenConfig()), TensorType::kBF16, 5);
+  FindTensor(tensors, "lm_head.weight")->bytes =
+      FindTensor(tensors, "model.embed_tokens.weight")->bytes;
+  WriteCheckpoint(directory / "in", WithKey(TinyQwenConfig(), "tie_word_embeddings", "true"),
+                  tensors, 2);
+  ASSERT_TRUE(CopyModel(directory / "in", directory / "out").ok());
+  EXPECT_EQ(ReadTree(directory / "in"), ReadTree(directory / "out"));
+}
+
+TEST(HfExport, RefusesAValueBeyondHalfPrecisionAndLeavesNothing) {
+  TempDirectory directory;
+  std::vector<RawTensor> tensors = RandomTensors(Parse(TinyQwenConfig()), TensorType::kF32, 5);
+  for (RawTensor& tensor : tensors) tensor.bytes.assign(tensor.bytes.size(), '\0');
+  RawTensor* router = FindTensor(tensors, "model.layers.0.mlp.gate.weight");
+  const float large = 70000.0f;
+  std::memcpy(router->bytes.data() + 4 * 5, &large, 4);
+  WriteCheckpoint(directory / "in", TinyQwenConfig(), tensors, 1);
+  EXPECT_TRUE(IsError(CopyModel(directory / "in", directory / "out", TensorType::kF16),
+                      Code::kInvalidArgument, {router->name, "element 5", "70000", "F16"}));
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory.path()), fs::directory_iterator()), 1);
+}
+
+TEST(HfExport, NeverReplacesWhatIsNoExport) {
+  TempDirectory directory;
+  WriteCheckpoint(directory / "in", TinyQwenConfig(),
+                  RandomTensors(Parse(TinyQwenConfig()), TensorType::kBF16, 5), 1);
+  WriteText(directory / "home/config.json", "{}");
+  WriteText(directory / "home/thesis.txt", "years of work");
+  WriteText(directory / "file", "x");
+  const auto before = ReadTree(directory.path());
+  EXPECT_TRUE(IsError(CopyModel(directory / "in", directory / "home"), Code::kFailedPrecondition,
+                      {directory / "home", "not replaced"}));
+  EXPECT_TRUE(IsError(CopyModel(directory / "in", directory / "file"), Code::kFailedPrecondition,
+                      {directory / "file", "not a directory"}));
+  // Neither the source of the weights, nor around it, nor in it.
+  for (const std::string& path :
+       {directory / "in", directory.path(), directory / "in/export", directory / "home/../in"}) {
+    EXPECT_TRUE(
+        IsError(CopyModel(directory / "in", path), Code::kInvalidArgument, {directory / "in"}));
+  }
+  EXPECT_EQ(ReadTree(directory.path()), before);
+  fs::create_directories(directory / "empty");
+  EXPECT_TRUE(CopyModel(directory / "in", directory / "empty").ok());
+  EXPECT_EQ(ReadTree(directory / "empty"), ReadTree(directory / "in"));
+}
+
+// Runs `body` in a child process, since it changes the process; returns its exit status.
+int InChild(const std::function<int()>& body) {
+  const pid_t child = ::fork();
+  OOM_CHECK(child >= 0);
+  if (child == 0) ::_exit(body());
+  int status = 0;
+  OOM_CHECK(::waitpid(child, &status, 0) == child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+constexpr int kSkipped = 77;
+
+// An error of that code and nothing left beside the input: 0.
+int Expect(const Status& status, Code code, const std::string& part) {
+  if (status.code() == code && status.message().find(part) != std::string::npos) return 0;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return 1;
+}
+
+TEST(HfExport, AnUnwritableDirectoryIsOneClearError) {
+  TempDirectory directory;
+  const std::string from = directory / "in";
+  WriteCheckpoint(from, TinyQwenConfig(),
+                  RandomTensors(Parse(TinyQwenConfig()), TensorType::kBF16, 5), 1);
+  fs::create_directories(directory / "locked");
+  ASSERT_EQ(::chmod(directory.path().c_str(), 0755), 0);
+  ASSERT_EQ(::chmod((directory / "locked").c_str(), 0555), 0);
+  const int result = InChild([&] {
+    // Permissions do not bind root.
+    if (::geteuid() == 0 && ::setuid(65534) != 0) return kSkipped;
+    return Expect(CopyModel(from, directory / "locked/out"), Code::kPermissionDenied,
+                  directory / "locked/out");
+  });
+  ::chmod((directory / "locked").c_str(), 0755);
+  if (result == kSkipped) GTEST_SKIP() << "cannot give up root";
+  EXPECT_EQ(result, 0);
+  EXPECT_TRUE(fs::is_empty(directory / "locked"));
+}
+
+// The disk fills while files are written (a limit on a file's size stands for it).
+TEST(HfExport, AFullDiskIsOneClearErrorAndTheOldExportStays) {
+  TempDirectory directory;
+  const std::string from = directory / "in";
+  WriteCheckpoint(from, TinyQwenConfig(),
+                  RandomTensors(Parse(TinyQwenConfig()), TensorType::kBF16, 5), 1);
+  ASSERT_TRUE(CopyModel(from, directory / "out").ok());
+  const auto before = ReadTree(directory / "out");
+  EXPECT_EQ(InChild([&] {
+              ::signal(SIGXFSZ, SIG_IGN);
+              const rlimit limit = {30'000, 30'000};
+              if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return 2;
+              return Expect(CopyModel(from, directory / "out"), Code::kResourceExhausted,
+                            "model.safetensors");
+            }),
+            0);
+  EXPECT_EQ(ReadTree(directory / "out"), before);
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory.path()), fs::directory_iterator()), 2);
+}
+
+// Mounts of this process are its own from here on: as root, else in a user namespace.
+bool EnterPrivateMounts() {
+  const uid_t user = ::geteuid();
+  if (::unshare(CLONE_NEWNS) != 0) {
+    if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+    WriteText("/proc/self/uid_map", "0 " + std::to_string(user) + " 1");
+  }
+  return ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
+}
+
+// A file system that is too small is seen before anything is written.
+TEST(HfExport, TooLittleSpaceIsAnErrorWithNumbers) {
+  TempDirectory directory;
+  const std::string from = directory / "in";
+  WriteCheckpoint(from, TinyQwenConfig(),
+                  RandomTensors(Parse(TinyQwenConfig()), TensorType::kF32, 5), 1);
+  fs::create_directories(directory / "small");
+  const int result = InChild([&] {
+    if (!EnterPrivateMounts()) return kSkipped;
+    if (::mount("tmpfs", (directory / "small").c_str(), "tmpfs", 0, "size=64k") != 0)
+      return kSkipped;
+    return Expect(CopyModel(from, directory / "small/out"), Code::kResourceExhausted,
+                  "KiB are free");
+  });
+  if (result == kSkipped) GTEST_SKIP() << "cannot mount a small file system here";
+  EXPECT_EQ(result, 0);
+}
+
+TEST(HfExport, ReportsAFailingSource) {
+  class Failing : public StateSource {
+   public:
+    Status Read(int64_t, int64_t, StateArray, int64_t, std::span<float>) const override {
+      return Status(Code::kDataLoss, "chunk 3 is corrupt");
+    }
+    int64_t step() const override { return 1; }
+  };
+  TempDirectory directory;
+  const ModelDescription model = Parse(TinyQwenConfig());
+  EXPECT_TRUE(IsError(ExportHuggingFace(Failing(), model, BuildUnits(model, 1),
+                                        {.output_directory = directory / "out",
+                                         .config_json = TinyQwenConfig(),
+                                         .shard_bytes = 10'000}),
+                      Code::kDataLoss, {"chunk 3 is corrupt"}));
+  EXPECT_TRUE(fs::is_empty(directory.path()));
+}
+
+}  // namespace
+}  // namespace oom

@@ -1,0 +1,205 @@
+// Units, layout and published names against engine rules 1 and 14 and models reference 2, 3, 7.
+
+#include "runtime/model/unit.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "runtime/model/hf_config.h"
+#include "tests/model/model_testing.h"
+
+namespace oom {
+namespace {
+
+using testing::TinyMixtralConfig;
+using testing::TinyQwenConfig;
+using testing::WithKey;
+
+ModelDescription Parse(const std::string& config) {
+  auto model = ParseHfConfig(config, "config.json");
+  OOM_CHECK_MSG(model.ok(), model.ok() ? "" : model.status().message().c_str());
+  return std::move(model).value();
+}
+
+const char kMixtral8x7B[] = R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+  "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+  "intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2, "hidden_act": "silu",
+  "rope_theta": 1e6, "sliding_window": null, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
+  "vocab_size": 32000, "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
+
+const char kQwen30B[] = R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+  "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+  "head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+  "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [], "intermediate_size": 6144,
+  "hidden_act": "silu", "rope_theta": 1e6, "rope_scaling": null, "max_position_embeddings": 40960,
+  "use_sliding_window": false, "sliding_window": null, "max_window_layers": 48,
+  "attention_bias": false, "rms_norm_eps": 1e-6, "vocab_size": 151936,
+  "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
+
+TEST(Units, PublishedModelsHaveTheirPublishedTensorAndParameterCounts) {
+  const ModelDescription mixtral = Parse(kMixtral8x7B);
+  const auto mixtral_units = BuildUnits(mixtral, 1);
+  EXPECT_EQ(ParameterCount(mixtral_units), 46'702'792'704);
+  EXPECT_EQ(PublishedTensors(mixtral, mixtral_units).size(), 995u);
+  const ModelDescription qwen = Parse(kQwen30B);
+  const auto qwen_units = BuildUnits(qwen, 1);
+  EXPECT_EQ(ParameterCount(qwen_units), 30'532'122'624);
+  EXPECT_EQ(PublishedTensors(qwen, qwen_units).size(), 18'867u);
+}
+
+TEST(Units, PaddingCostsUnderHalfAPercentOnPublishedGeometries) {
+  for (const char* config : {kMixtral8x7B, kQwen30B}) {
+    int64_t padded = 0;
+    const auto units = BuildUnits(Parse(config), 8);
+    for (const ParameterUnit& unit : units) padded += unit.elements;
+    EXPECT_LT(static_cast<double>(padded), 1.005 * static_cast<double>(ParameterCount(units)));
+  }
+}
+
+TEST(Units, TensorsStartAtBlocksAndUnitsDivideByRanks) {
+  for (const std::string& config : {TinyQwenConfig(), TinyMixtralConfig()}) {
+    for (const int rank_count : {1, 2, 3, 8}) {
+      std::set<std::string> names;
+      int64_t index = 0;
+      for (const ParameterUnit& unit : BuildUnits(Parse(config), rank_count)) {
+        EXPECT_EQ(unit.index, index++);
+        EXPECT_EQ(unit.elements % (kBlockElements * rank_count), 0);
+        int64_t end = 0;
+        for (const TensorSpec& tensor : unit.tensors) {
+          EXPECT_EQ(tensor.offset_elements % kBlockElements, 0);
+          EXPECT_GE(tensor.offset_elements, end);
+          EXPECT_LT(tensor.offset_elements, end + kBlockElements);
+          end = tensor.offset_elements + tensor.elements;
+          EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
+        }
+        EXPECT_GE(unit.elements, end);
+        EXPECT_LT(unit.elements, end + kBlockElements * rank_count);
+      }
+    }
+  }
+}
+
+TEST(Units, LayoutOfTensorsDoesNotDependOnTheNumberOfRanks) {
+  const auto one = BuildUnits(Parse(TinyQwenConfig()), 1);
+  const auto eight = BuildUnits(Parse(TinyQwenConfig()), 8);
+  ASSERT_EQ(one.size(), eight.size());
+  for (size_t u = 0; u < one.size(); ++u) {
+    ASSERT_EQ(one[u].tensors.size(), eight[u].tensors.size());
+    for (size_t t = 0; t < one[u].tensors.size(); ++t) {
+      EXPECT_EQ(one[u].tensors[t].offset_elements, eight[u].tensors[t].offset_elements);
+    }
+  }
+}
+
+TEST(Units, ComeInTheOrderOfFirstUseAndDenseLayersHaveNoExperts) {
+  std::string order;
+  for (const ParameterUnit& unit : BuildUnits(Parse(TinyQwenConfig()), 1)) order += unit.name + " ";
+  EXPECT_EQ(order, "embedding layers.0 layers.0.experts layers.1 layers.2 layers.2.experts head ");
+}
+
+TEST(Units, ExactlyTheNormsAreNotDecayed) {
+  for (const std::string& config : {TinyQwenConfig(), TinyMixtralConfig()}) {
+    for (const ParameterUnit& unit : BuildUnits(Parse(config), 1)) {
+      for (const TensorSpec& tensor : unit.tensors) {
+        EXPECT_EQ(tensor.decayed, tensor.name.find("norm") == std::string::npos) << tensor.name;
+      }
+    }
+  }
+}
+
+TEST(Units, TiedHeadHasOnlyTheFinalNorm) {
+  const ModelDescription model = Parse(WithKey(TinyQwenConfig(), "tie_word_embeddings", "true"));
+  const auto units = BuildUnits(model, 1);
+  EXPECT_FALSE(units.back().has(TensorRole::kHead));
+  EXPECT_TRUE(units.back().has(TensorRole::kFinalNorm));
+  EXPECT_EQ(units.back().tensor(TensorRole::kFinalNorm).elements, model.hidden_size);
+  for (const FileTensor& tensor : PublishedTensors(model, units)) {
+    EXPECT_NE(tensor.name, "lm_head.weight");
+  }
+}
+
+TEST(PublishedTensors, CoverEveryParameterOnceAndInRisingOrder) {
+  for (const std::string& config : {TinyQwenConfig(), TinyMixtralConfig()}) {
+    const ModelDescription model = Parse(config);
+    const auto units = BuildUnits(model, 2);
+    std::map<std::pair<int64_t, int64_t>, int64_t> covered;
+    std::set<std::string> names;
+    for (const FileTensor& tensor : PublishedTensors(model, units)) {
+      EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
+      int64_t& end = covered[{tensor.unit, tensor.tensor}];
+      EXPECT_EQ(tensor.offset_elements, end);
+      int64_t elements = 1;
+      for (const int64_t dimension : tensor.shape) elements *= dimension;
+      EXPECT_EQ(tensor.elements, elements);
+      end += elements;
+    }
+    for (const ParameterUnit& unit : units) {
+      for (size_t t = 0; t < unit.tensors.size(); ++t) {
+        EXPECT_EQ((covered[{unit.index, static_cast<int64_t>(t)}]), unit.tensors[t].elements);
+      }
+    }
+  }
+}
+
+// The names and places of an expert's three matrices: gate above up in the canonical tensor.
+TEST(PublishedTensors, ExpertMatricesLieWhereTheOperatorsLookForThem) {
+  struct Case {
+    std::string config, gate, up, down;
+    int64_t width;
+  };
+  const Case cases[] = {
+      {TinyQwenConfig(), "model.layers.2.mlp.experts.3.gate_proj.weight",
+       "model.layers.2.mlp.experts.3.up_proj.weight",
+       "model.layers.2.mlp.experts.3.down_proj.weight", 12},
+      {TinyMixtralConfig(), "model.layers.1.block_sparse_moe.experts.3.w1.weight",
+       "model.layers.1.block_sparse_moe.experts.3.w3.weight",
+       "model.layers.1.block_sparse_moe.experts.3.w2.weight", 20},
+  };
+  for (const Case& test : cases) {
+    const ModelDescription model = Parse(test.config);
+    const auto units = BuildUnits(model, 1);
+    std::map<std::string, FileTensor> by_name;
+    for (FileTensor& tensor : PublishedTensors(model, units)) by_name[tensor.name] = tensor;
+    const int64_t matrix = test.width * 24;
+    ASSERT_TRUE(by_name.contains(test.gate) && by_name.contains(test.up) &&
+                by_name.contains(test.down));
+    EXPECT_EQ(by_name[test.gate].offset_elements, 3 * 2 * matrix);
+    EXPECT_EQ(by_name[test.up].offset_elements, 3 * 2 * matrix + matrix);
+    EXPECT_EQ(by_name[test.down].offset_elements, 3 * matrix);
+    EXPECT_EQ(by_name[test.gate].shape, (std::vector<int64_t>{test.width, 24}));
+    EXPECT_EQ(by_name[test.down].shape, (std::vector<int64_t>{24, test.width}));
+    const ParameterUnit& unit = units[static_cast<size_t>(by_name[test.gate].unit)];
+    EXPECT_EQ(unit.kind, UnitKind::kExperts);
+    EXPECT_EQ(unit.tensors[static_cast<size_t>(by_name[test.gate].tensor)].role,
+              TensorRole::kExpertsGateUp);
+  }
+}
+
+TEST(PublishedTensors, DenseLayersAndRoutersHaveThePublishedNames) {
+  const ModelDescription qwen = Parse(TinyQwenConfig());
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const FileTensor& t : PublishedTensors(qwen, BuildUnits(qwen, 1))) shapes[t.name] = t.shape;
+  using Shape = std::vector<int64_t>;
+  EXPECT_EQ(shapes["model.layers.1.mlp.gate_proj.weight"], (Shape{20, 24}));
+  EXPECT_EQ(shapes["model.layers.1.mlp.up_proj.weight"], (Shape{20, 24}));
+  EXPECT_EQ(shapes["model.layers.1.mlp.down_proj.weight"], (Shape{24, 20}));
+  EXPECT_EQ(shapes["model.layers.0.mlp.gate.weight"], (Shape{5, 24}));
+  EXPECT_EQ(shapes["model.layers.0.self_attn.q_proj.weight"], (Shape{32, 24}));
+  EXPECT_EQ(shapes["model.layers.0.self_attn.k_proj.weight"], (Shape{16, 24}));
+  EXPECT_EQ(shapes["model.layers.0.self_attn.o_proj.weight"], (Shape{24, 32}));
+  EXPECT_EQ(shapes["model.layers.0.self_attn.q_norm.weight"], (Shape{8}));
+  EXPECT_FALSE(shapes.contains("model.layers.1.mlp.gate.weight"));
+  const ModelDescription mixtral = Parse(TinyMixtralConfig());
+  shapes.clear();
+  for (const FileTensor& t : PublishedTensors(mixtral, BuildUnits(mixtral, 1))) {
+    shapes[t.name] = t.shape;
+  }
+  EXPECT_EQ(shapes["model.layers.1.block_sparse_moe.gate.weight"], (Shape{5, 24}));
+  EXPECT_FALSE(shapes.contains("model.layers.0.self_attn.q_norm.weight"));
+}
+
+}  // namespace
+}  // namespace oom

@@ -1,0 +1,102 @@
+#include "worker/layer_program.h"
+
+#include <algorithm>
+
+namespace oom {
+
+int64_t LayerSaved::bytes() const {
+  int64_t sum = mixer_output.defined() ? static_cast<int64_t>(mixer_output.nbytes()) : 0;
+  for (const MixerSaved& part : mixer) sum += part.bytes();
+  for (const MixtureSaved& part : mixture) sum += part.bytes();
+  return sum;
+}
+
+LayerProgram::LayerProgram(const ModelDescription* model, const v1::OperatorPartitions& partitions)
+    : model_(model),
+      head_group_count_(std::max(1, partitions.attention_head_group_count())),
+      mixture_chunk_tokens_(partitions.mixture_chunk_tokens()) {}
+
+// Groups are whole sets of query heads that share a key/value head.
+std::vector<HeadRange> LayerProgram::HeadGroups() const {
+  const int64_t kv_heads = model_->kv_head_count;
+  const int64_t per_kv_head = model_->query_head_count / kv_heads;
+  const int64_t groups = std::min(head_group_count_, kv_heads);
+  std::vector<HeadRange> ranges;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t first = kv_heads * g / groups;
+    const int64_t end = kv_heads * (g + 1) / groups;
+    ranges.push_back({.first = first * per_kv_head, .count = (end - first) * per_kv_head});
+  }
+  return ranges;
+}
+
+std::vector<TokenRange> LayerProgram::TokenChunks(int64_t tokens) const {
+  std::vector<TokenRange> ranges;
+  const int64_t chunk = mixture_chunk_tokens_ > 0 ? mixture_chunk_tokens_ : tokens;
+  for (int64_t first = 0; first < tokens; first += chunk) {
+    ranges.push_back({.first = first, .count = std::min(chunk, tokens - first)});
+  }
+  return ranges;
+}
+
+at::Tensor LayerProgram::ForwardMixer(const LayerTensors& weights, const at::Tensor& x,
+                                      const PackedBatch& batch,
+                                      std::vector<MixerSaved>* saved) const {
+  const std::vector<HeadRange> groups = HeadGroups();
+  if (saved != nullptr) saved->assign(groups.size(), {});
+  if (groups.size() == 1) {
+    return MixerForward(*model_, weights, x, batch, saved == nullptr ? nullptr : &saved->front());
+  }
+  at::Tensor sum;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const at::Tensor part = MixerForward(*model_, weights, x, batch,
+                                         saved == nullptr ? nullptr : &(*saved)[g], groups[g]);
+    sum = sum.defined() ? sum.add_(part) : part;
+  }
+  return FinishMixer(x, sum);
+}
+
+at::Tensor LayerProgram::BackwardMixer(const LayerTensors& weights, const at::Tensor& dh,
+                                       const std::vector<MixerSaved>& saved,
+                                       const PackedBatch& batch, LayerTensors* gradients) const {
+  if (saved.size() == 1) {
+    return MixerBackward(*model_, weights, dh, saved.front(), batch, gradients);
+  }
+  at::Tensor sum;
+  for (const MixerSaved& part_saved : saved) {
+    const at::Tensor part = MixerBackward(*model_, weights, dh, part_saved, batch, gradients);
+    sum = sum.defined() ? sum.add_(part) : part;
+  }
+  return FinishMixer(dh, sum);
+}
+
+at::Tensor LayerProgram::ForwardMixture(int64_t layer, const LayerTensors& weights,
+                                        const at::Tensor& h, std::vector<MixtureSaved>* saved,
+                                        bool replay, RouterStats* stats) const {
+  const MixtureKind kind = model_->mixtures[static_cast<size_t>(layer)];
+  const std::vector<TokenRange> chunks = TokenChunks(h.size(0));
+  if (saved != nullptr) saved->assign(chunks.size(), {});
+  std::vector<at::Tensor> parts;
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    parts.push_back(MixtureForward(
+        *model_, kind, weights, h, saved == nullptr ? nullptr : &(*saved)[c],
+        {.stop_at_gate_up = replay, .tokens = chunks[c], .stats = stats}));
+  }
+  if (replay) return {};
+  return parts.size() == 1 ? parts.front() : at::cat(parts);
+}
+
+at::Tensor LayerProgram::BackwardMixture(int64_t layer, const LayerTensors& weights,
+                                         const at::Tensor& dy,
+                                         const std::vector<MixtureSaved>& saved,
+                                         const LoadBalanceTerm& balance,
+                                         LayerTensors* gradients) const {
+  const MixtureKind kind = model_->mixtures[static_cast<size_t>(layer)];
+  std::vector<at::Tensor> parts;
+  for (const MixtureSaved& part : saved) {
+    parts.push_back(MixtureBackward(*model_, kind, weights, dy, part, gradients, balance));
+  }
+  return parts.size() == 1 ? parts.front() : at::cat(parts);
+}
+
+}  // namespace oom

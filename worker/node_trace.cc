@@ -1,0 +1,40 @@
+#include "worker/node_trace.h"
+
+namespace oom {
+
+NodeTrace::NodeTrace(const Options& options) : options_(options) {
+  MutexLock lock(mutex_);
+  trace_.AddProcess(options_.process);
+  for (int r = 0; r + 1 < kResourceCount; ++r) {
+    trace_.AddRow(options_.process, std::string(ResourceName(static_cast<Resource>(r))));
+  }
+}
+
+void NodeTrace::Add(const Node& node, int64_t step, double start_seconds, double end_seconds) {
+  if (options_.path.empty() || step < options_.first_step ||
+      step >= options_.first_step + options_.step_count) {
+    return;
+  }
+  std::string name(NodeKindName(node.kind));
+  if (node.layer >= 0) {
+    name += " layer " + std::to_string(node.layer);
+  } else if (node.unit >= 0) {
+    name += " " + options_.layout->units()[static_cast<size_t>(node.unit)].name;
+  }
+  if (node.chunk >= 0) name += " chunk " + std::to_string(node.chunk);
+  MutexLock lock(mutex_);
+  trace_.Add({.name = name,
+              .process = options_.process,
+              .row = std::string(ResourceName(node.resource)),
+              .start_microseconds = start_seconds * 1e6,
+              .duration_microseconds = (end_seconds - start_seconds) * 1e6,
+              .bytes = node.bytes > 0 ? node.bytes : -1});
+}
+
+Status NodeTrace::Write() {
+  if (options_.path.empty()) return Status::Ok();
+  MutexLock lock(mutex_);
+  return trace_.Write(options_.path);
+}
+
+}  // namespace oom

@@ -1,0 +1,40 @@
+// NodeTrace keeps what ran when on this rank during the traced steps, and writes it as a part of the job's
+// Chrome trace: one row per resource. Thread-safe.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "runtime/base/mutex.h"
+#include "runtime/base/status.h"
+#include "runtime/graph/step_graph.h"
+#include "runtime/memory/shm_layout.h"
+#include "runtime/trace/chrome_trace.h"
+
+namespace oom {
+
+class NodeTrace {
+ public:
+  struct Options {
+    std::string path;            // Of the part; empty: nothing is kept.
+    std::string process;         // "rank 0"
+    int64_t first_step = 0;
+    int64_t step_count = 0;
+    const SharedLayout* layout;  // Names of units; must outlive the object.
+  };
+  explicit NodeTrace(const Options& options);
+
+  // Seconds of steady_clock.
+  void Add(const Node& node, int64_t step, double start_seconds, double end_seconds)
+      OOM_EXCLUDES(mutex_);
+  // Codes of WriteFileAtomically.
+  Status Write() OOM_EXCLUDES(mutex_);
+
+ private:
+  const Options options_;
+  Mutex mutex_;
+  ChromeTrace trace_ OOM_GUARDED_BY(mutex_);
+};
+
+}  // namespace oom

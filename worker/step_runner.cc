@@ -1,0 +1,338 @@
+#include "worker/step_runner.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <cstring>
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "runtime/ops/embedding.h"
+#include "runtime/ops/head_loss.h"
+#include "worker/unit_views.h"
+
+namespace oom {
+namespace {
+
+// The one place where LibTorch's exceptions become Status. Nothing above catches.
+template <class Step>
+Status Guard(Step&& step) {
+  try {
+    return step();
+  } catch (const c10::OutOfMemoryError& error) {
+    return Status(Code::kResourceExhausted, error.what_without_backtrace())
+        .WithReason("OUT_OF_GPU_MEMORY");
+  } catch (const c10::Error& error) {
+    return Status(Code::kInternal, error.what_without_backtrace()).WithReason("INTERNAL");
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kResourceExhausted, "out of memory").WithReason("OUT_OF_HOST_MEMORY");
+  }
+}
+
+// With 0: everything in one chunk.
+int64_t HeadChunkTokens(const v1::Plan& plan, int64_t tokens) {
+  const int64_t chunk = plan.partitions().head_chunk_tokens();
+  return chunk > 0 ? chunk : tokens;
+}
+
+}  // namespace
+
+StepRunner::StepRunner(const Options& options)
+    : options_(options),
+      type_(options.layout->float32() ? at::kFloat : at::kBFloat16),
+      program_(options.model, options.plan->partitions()) {
+  const auto layers = static_cast<size_t>(options_.model->layer_count);
+  layer_unit_.assign(layers, -1);
+  mixture_unit_.assign(layers, -1);
+  for (const ParameterUnit& unit : options_.layout->units()) {
+    if (unit.kind == UnitKind::kLayer) layer_unit_[static_cast<size_t>(unit.layer)] = unit.index;
+    if (unit.kind == UnitKind::kExperts) mixture_unit_[static_cast<size_t>(unit.layer)] = unit.index;
+  }
+  for (size_t layer = 0; layer < layers; ++layer) {
+    if (mixture_unit_[layer] < 0) mixture_unit_[layer] = layer_unit_[layer];
+  }
+  activation_.resize(layers + 1);
+  activation_to_store_.resize(layers + 1);
+  device_boundary_.resize(layers + 1);
+  saved_.resize(layers);
+}
+
+void StepRunner::BeginTraining(const StepGraph* graph) {
+  graph_ = graph;
+  evaluating_ = false;
+}
+
+void StepRunner::BeginEvaluation(const StepGraph* graph, std::vector<Batch> batches) {
+  graph_ = graph;
+  evaluating_ = true;
+  evaluation_batches_ = std::move(batches);
+  evaluation_next_ = 0;
+  evaluation_loss_sum_ = 0.0;
+  evaluation_targets_ = 0;
+}
+
+Status StepRunner::Run(const Node& node, int64_t step) {
+  CpuDataPlane& plane = *options_.data_plane;
+  switch (node.kind) {
+    case NodeKind::kLoadUnit:
+      return plane.LoadUnit(node, step, options_.arena->At(*graph_, node.buffer));
+    case NodeKind::kStoreGradient:
+      return plane.StoreGradient(
+          node, step, reinterpret_cast<const float*>(options_.arena->At(*graph_, node.buffer)));
+    case NodeKind::kLoadBoundary:
+      return plane.LoadBoundary(node, options_.arena->At(*graph_, node.buffer));
+    case NodeKind::kNorm:
+      return plane.Norm(node, step);
+    case NodeKind::kUpdate:
+      return plane.Update(node, step);
+    default:
+      return Guard([&] { return RunCompute(node, step); });
+  }
+}
+
+Status StepRunner::RunCompute(const Node& node, int64_t step) {
+  switch (node.kind) {
+    case NodeKind::kGatherRows: return GatherRows(node, step);
+    case NodeKind::kStoreBoundary: return StoreBoundary(node);
+    case NodeKind::kForwardMixer: return ForwardMixer(node, step);
+    case NodeKind::kForwardMixture: return ForwardMixture(node, step);
+    case NodeKind::kHead: return Head(node, step);
+    case NodeKind::kEvaluationHead: return EvaluationHead(node, step);
+    case NodeKind::kReplayMixer: return ReplayMixer(node, step);
+    case NodeKind::kReplayMixture: return ReplayMixture(node, step);
+    case NodeKind::kBackwardMixture: return BackwardMixture(node, step);
+    case NodeKind::kBackwardMixer: return BackwardMixer(node, step);
+    case NodeKind::kEmbeddingBackward: return EmbeddingBackward(node);
+    case NodeKind::kStoreRows: return StoreRows(node, step);
+    default: break;
+  }
+  OOM_CHECK_MSG(false, "a node that does not run on a worker");
+  return Status::Ok();
+}
+
+const ParameterUnit& StepRunner::OrdinaryUnit(int64_t layer) const {
+  return options_.layout->units()[layer_unit_[static_cast<size_t>(layer)]];
+}
+
+const ParameterUnit& StepRunner::MixtureUnit(int64_t layer) const {
+  return options_.layout->units()[mixture_unit_[static_cast<size_t>(layer)]];
+}
+
+bool StepRunner::KeepsBoundary(int64_t layer, v1::BoundaryHome home) const {
+  const v1::LayerPlan& plan = options_.plan->layers(static_cast<int>(layer));
+  return !evaluating_ && plan.boundary() == home && !(plan.retain_mixer() && plan.retain_mixture());
+}
+
+Result<std::byte*> StepRunner::UnitBase(int64_t unit, int64_t buffer, int64_t step) {
+  std::byte* window = options_.arena->At(*graph_, buffer);
+  if (window != nullptr) return window;
+  return options_.data_plane->WeightsInPlace(unit, step);
+}
+
+Result<LayerTensors> StepRunner::Weights(const Node& node, int64_t step) {
+  const ParameterUnit& ordinary = OrdinaryUnit(node.layer);
+  const ParameterUnit& mixture = MixtureUnit(node.layer);
+  OOM_ASSIGN_OR_RETURN(std::byte* const base, UnitBase(ordinary.index, node.weights, step));
+  std::byte* mixture_base = base;
+  if (node.mixture_weights >= 0 && mixture.index != ordinary.index) {
+    OOM_ASSIGN_OR_RETURN(mixture_base, UnitBase(mixture.index, node.mixture_weights, step));
+  }
+  return LayerViews(ordinary, base, mixture, mixture_base, type_);
+}
+
+LayerTensors StepRunner::Gradients(const Node& node) {
+  std::byte* base = options_.arena->At(*graph_, node.gradient);
+  std::byte* mixture_base =
+      node.mixture_gradient < 0 ? base : options_.arena->At(*graph_, node.mixture_gradient);
+  return LayerViews(OrdinaryUnit(node.layer), base, MixtureUnit(node.layer), mixture_base,
+                    at::kFloat);
+}
+
+Status StepRunner::GatherRows(const Node& node, int64_t step) {
+  Batch& batch = batches_[batches_read_ % batches_.size()];
+  if (evaluating_) {
+    OOM_CHECK(evaluation_next_ < evaluation_batches_.size());
+    batch = std::move(evaluation_batches_[evaluation_next_++]);
+  } else {
+    batch = options_.train->Read(step, node.micro_batch);
+  }
+  ++batches_read_;
+  const int64_t width = options_.model->hidden_size;
+  const int64_t count = batch.tokens.size(0);
+  const int64_t row_bytes = width * options_.layout->weight_bytes();
+  at::Tensor x = at::empty({count, width}, type_);
+  auto* out = static_cast<std::byte*>(x.data_ptr());
+  const auto* tokens = batch.tokens.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    OOM_RETURN_IF_ERROR(options_.data_plane->CopyWeights(node.unit, step, tokens[i] * width, width,
+                                                         out + i * row_bytes));
+  }
+  if (KeepsBoundary(0, v1::BOUNDARY_HOME_HOST)) activation_to_store_[0] = x;
+  activation_[0] = std::move(x);
+  return Status::Ok();
+}
+
+Status StepRunner::StoreBoundary(const Node& node) {
+  const at::Tensor x = std::move(activation_to_store_[static_cast<size_t>(node.layer)]);
+  return options_.data_plane->StoreBoundary(node, static_cast<const std::byte*>(x.const_data_ptr()));
+}
+
+Status StepRunner::ForwardMixer(const Node& node, int64_t step) {
+  const auto layer = static_cast<size_t>(node.layer);
+  if (layer == 0) ++batch_in_use_;
+  OOM_ASSIGN_OR_RETURN(const LayerTensors weights, Weights(node, step));
+  const at::Tensor x = std::move(activation_[layer]);
+  if (KeepsBoundary(node.layer, v1::BOUNDARY_HOME_DEVICE)) device_boundary_[layer] = x;
+  const v1::LayerPlan& plan = options_.plan->layers(static_cast<int>(node.layer));
+  const bool retain = !evaluating_ && plan.retain_mixer();
+  mixer_output_ = program_.ForwardMixer(weights, x, batch().packed,
+                                        retain ? &saved_[layer].mixer : nullptr);
+  if (retain && !plan.retain_mixture()) saved_[layer].mixer_output = mixer_output_;
+  return Status::Ok();
+}
+
+Status StepRunner::ForwardMixture(const Node& node, int64_t step) {
+  const auto layer = static_cast<size_t>(node.layer);
+  OOM_ASSIGN_OR_RETURN(const LayerTensors weights, Weights(node, step));
+  const bool retain =
+      !evaluating_ && options_.plan->layers(static_cast<int>(node.layer)).retain_mixture();
+  if (layer == 0) router_stats_ = {};
+  const bool balance = !evaluating_ && options_.auxiliary_loss != 0.0;
+  at::Tensor y =
+      program_.ForwardMixture(node.layer, weights, mixer_output_,
+                              retain ? &saved_[layer].mixture : nullptr, /*replay=*/false,
+                              balance ? &router_stats_ : nullptr);
+  mixer_output_.reset();
+  const bool below_a_layer = node.layer + 1 < options_.model->layer_count;
+  if (below_a_layer && KeepsBoundary(node.layer + 1, v1::BOUNDARY_HOME_HOST)) {
+    activation_to_store_[layer + 1] = y;
+  }
+  activation_[layer + 1] = std::move(y);
+  return Status::Ok();
+}
+
+Status StepRunner::Head(const Node& node, int64_t step) {
+  const ParameterUnit& unit = options_.layout->units()[node.unit];
+  OOM_ASSIGN_OR_RETURN(std::byte* const base, UnitBase(node.unit, node.weights, step));
+  std::byte* gradient = options_.arena->At(*graph_, node.gradient);
+  std::memset(gradient, 0, static_cast<size_t>(unit.elements) * sizeof(float));
+  HeadTensors gradients = HeadViews(unit, gradient, at::kFloat);
+  const at::Tensor x = std::move(activation_.back());
+  const int64_t valid = batch().valid_targets;
+  const HeadLossResult result = HeadLoss(
+      *options_.model, HeadViews(unit, base, type_), x, batch().targets,
+      {.gradient_scale = valid > 0 ? 1.0 / static_cast<double>(valid) : 0.0,
+       .chunk_tokens = HeadChunkTokens(*options_.plan, x.size(0))},
+      &gradients);
+  upstream_ = result.dx_TH;
+  if (node.micro_batch == 0) loss_sum_ = auxiliary_sum_ = 0.0;
+  loss_sum_ += result.loss_sum.item<double>();
+  if (options_.auxiliary_loss != 0.0 && router_stats_.tokens > 0) {
+    auxiliary_sum_ += options_.auxiliary_loss * LoadBalanceLoss(router_stats_) /
+                      (options_.plan->accumulation() * options_.plan->rank_count());
+  }
+  if (!last_micro_batch(node)) return Status::Ok();
+  RankRecord& record = options_.page->rank_record(options_.rank, step);
+  record.step = step;
+  record.loss_sum = loss_sum_;
+  record.valid_targets = valid;
+  record.auxiliary_loss = auxiliary_sum_;
+  options_.page->loss_known(options_.rank).Publish(static_cast<uint64_t>(step + 1));
+  options_.page->bell().Ring();
+  return Status::Ok();
+}
+
+Status StepRunner::EvaluationHead(const Node& node, int64_t step) {
+  const ParameterUnit& unit = options_.layout->units()[node.unit];
+  OOM_ASSIGN_OR_RETURN(std::byte* const base, UnitBase(node.unit, node.weights, step));
+  const at::Tensor x = std::move(activation_.back());
+  const HeadLossResult result =
+      HeadLoss(*options_.model, HeadViews(unit, base, type_), x, batch().targets,
+               {.chunk_tokens = HeadChunkTokens(*options_.plan, x.size(0))}, nullptr);
+  evaluation_loss_sum_ += result.loss_sum.item<double>();
+  evaluation_targets_ += result.valid_targets.item<int64_t>();
+  return Status::Ok();
+}
+
+Status StepRunner::ReplayMixer(const Node& node, int64_t step) {
+  const auto layer = static_cast<size_t>(node.layer);
+  OOM_ASSIGN_OR_RETURN(const LayerTensors weights, Weights(node, step));
+  at::Tensor x = std::move(device_boundary_[layer]);
+  if (node.buffer >= 0) {
+    x = at::from_blob(options_.arena->At(*graph_, node.buffer),
+                      {batch().tokens.size(0), options_.model->hidden_size},
+                      at::TensorOptions().dtype(type_));
+  }
+  mixer_output_ = program_.ForwardMixer(weights, x, batch().packed, &saved_[layer].mixer);
+  return Status::Ok();
+}
+
+Status StepRunner::ReplayMixture(const Node& node, int64_t step) {
+  const auto layer = static_cast<size_t>(node.layer);
+  OOM_ASSIGN_OR_RETURN(const LayerTensors weights, Weights(node, step));
+  if (saved_[layer].mixer_output.defined()) mixer_output_ = std::move(saved_[layer].mixer_output);
+  static_cast<void>(program_.ForwardMixture(node.layer, weights, mixer_output_,
+                                            &saved_[layer].mixture, /*replay=*/true, nullptr));
+  mixer_output_.reset();
+  return Status::Ok();
+}
+
+Status StepRunner::BackwardMixture(const Node& node, int64_t step) {
+  const auto layer = static_cast<size_t>(node.layer);
+  OOM_ASSIGN_OR_RETURN(const LayerTensors weights, Weights(node, step));
+  const auto clear = [&](const ParameterUnit& unit, int64_t buffer) {
+    std::memset(options_.arena->At(*graph_, buffer), 0,
+                static_cast<size_t>(unit.elements) * sizeof(float));
+  };
+  clear(OrdinaryUnit(node.layer), node.gradient);
+  if (node.mixture_gradient != node.gradient) clear(MixtureUnit(node.layer), node.mixture_gradient);
+  LayerTensors gradients = Gradients(node);
+  LoadBalanceTerm balance;
+  if (options_.auxiliary_loss != 0.0 && router_stats_.tokens > 0) {
+    balance = MakeLoadBalanceTerm(
+        router_stats_, options_.auxiliary_loss /
+                           (options_.plan->accumulation() * options_.plan->rank_count()));
+  }
+  upstream_ = program_.BackwardMixture(node.layer, weights, upstream_, saved_[layer].mixture,
+                                       balance, &gradients);
+  saved_[layer].mixture.clear();
+  mixer_output_.reset();
+  return Status::Ok();
+}
+
+Status StepRunner::BackwardMixer(const Node& node, int64_t step) {
+  const auto layer = static_cast<size_t>(node.layer);
+  OOM_ASSIGN_OR_RETURN(const LayerTensors weights, Weights(node, step));
+  LayerTensors gradients = Gradients(node);
+  upstream_ = program_.BackwardMixer(weights, upstream_, saved_[layer].mixer, batch().packed,
+                                     &gradients);
+  saved_[layer] = {};
+  return Status::Ok();
+}
+
+Status StepRunner::EmbeddingBackward(const Node& node) {
+  if (node.micro_batch == 0) {
+    embedding_upstream_.clear();
+    embedding_tokens_.clear();
+  }
+  embedding_upstream_.push_back(std::move(upstream_));
+  embedding_tokens_.push_back(batch().tokens);
+  if (!last_micro_batch(node)) return Status::Ok();
+  const bool single = embedding_tokens_.size() == 1;
+  const RowGradient rows = EmbeddingBackwardByRow(
+      single ? embedding_upstream_.front() : at::cat(embedding_upstream_),
+      single ? embedding_tokens_.front() : at::cat(embedding_tokens_));
+  row_numbers_ = rows.row_U.to(at::kInt).contiguous();
+  row_sums_ = rows.sum_UH.to(at::kFloat).contiguous();
+  embedding_upstream_.clear();
+  embedding_tokens_.clear();
+  return Status::Ok();
+}
+
+Status StepRunner::StoreRows(const Node& node, int64_t step) {
+  return options_.data_plane->StoreRows(
+      node, step,
+      {row_numbers_.const_data_ptr<int32_t>(), static_cast<size_t>(row_numbers_.numel())},
+      {row_sums_.const_data_ptr<float>(), static_cast<size_t>(row_sums_.numel())});
+}
+
+}  // namespace oom

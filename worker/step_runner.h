@@ -1,0 +1,109 @@
+// StepRunner does the work of every node of the training and evaluation graphs on the CPU device: compute
+// nodes through the operators of runtime/ops, all others through the data plane. Values travel between nodes
+// in slots that the graph's edges protect; nothing here locks.
+// Run is called by the executor's stream threads. SetMode only while nothing is in flight.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "runtime/graph/executor.h"
+#include "runtime/graph/step_graph.h"
+#include "worker/batch_reader.h"
+#include "worker/buffer_arena.h"
+#include "worker/data_plane.h"
+#include "worker/layer_program.h"
+
+namespace oom {
+
+class StepRunner : public NodeRunner {
+ public:
+  struct Options {
+    // All must outlive the object.
+    const ModelDescription* model = nullptr;
+    const SharedLayout* layout = nullptr;
+    const ControlPage* page = nullptr;
+    const BufferArena* arena = nullptr;
+    CpuDataPlane* data_plane = nullptr;
+    const BatchReader* train = nullptr;
+    const v1::Plan* plan = nullptr;
+    int rank = 0;
+    double auxiliary_loss = 0.0;    // Coefficient.
+  };
+  explicit StepRunner(const Options& options);
+
+  // The graph whose nodes come next. In evaluation each issued step takes the next of `batches`.
+  void BeginTraining(const StepGraph* graph);
+  void BeginEvaluation(const StepGraph* graph, std::vector<Batch> batches);
+
+  Status Run(const Node& node, int64_t step) override;
+
+  // Of the evaluation since BeginEvaluation; valid when nothing is in flight.
+  double evaluation_loss_sum() const { return evaluation_loss_sum_; }
+  int64_t evaluation_targets() const { return evaluation_targets_; }
+
+ private:
+  Status RunCompute(const Node& node, int64_t step);
+  Status GatherRows(const Node& node, int64_t step);
+  Status ForwardMixer(const Node& node, int64_t step);
+  Status ForwardMixture(const Node& node, int64_t step);
+  Status Head(const Node& node, int64_t step);
+  Status EvaluationHead(const Node& node, int64_t step);
+  Status ReplayMixer(const Node& node, int64_t step);
+  Status ReplayMixture(const Node& node, int64_t step);
+  Status BackwardMixture(const Node& node, int64_t step);
+  Status BackwardMixer(const Node& node, int64_t step);
+  Status EmbeddingBackward(const Node& node);
+  Status StoreRows(const Node& node, int64_t step);
+  Status StoreBoundary(const Node& node);
+
+  // Weights of the node's layer, waited for where they are used in place.
+  Result<LayerTensors> Weights(const Node& node, int64_t step);
+  Result<std::byte*> UnitBase(int64_t unit, int64_t buffer, int64_t step);
+  LayerTensors Gradients(const Node& node);
+  const ParameterUnit& OrdinaryUnit(int64_t layer) const;
+  const ParameterUnit& MixtureUnit(int64_t layer) const;
+  const Batch& batch() const { return batches_[(batch_in_use_ - 1) % batches_.size()]; }
+  bool last_micro_batch(const Node& node) const {
+    return node.micro_batch + 1 == options_.plan->accumulation();
+  }
+  bool KeepsBoundary(int64_t layer, v1::BoundaryHome home) const;
+
+  const Options options_;
+  const at::ScalarType type_;
+  const LayerProgram program_;
+  std::vector<int64_t> layer_unit_;
+  std::vector<int64_t> mixture_unit_;
+  const StepGraph* graph_ = nullptr;
+  bool evaluating_ = false;
+
+  // Written by the gather nodes, read by compute; a gather runs at most two batches ahead.
+  std::array<Batch, 4> batches_;
+  uint64_t batches_read_ = 0;        // Of the H2D stream.
+  uint64_t batch_in_use_ = 0;        // Of the compute stream: batches begun.
+  std::vector<Batch> evaluation_batches_;
+  size_t evaluation_next_ = 0;
+
+  // Input of layer l on its way: once for compute, once for the boundary's store.
+  std::vector<at::Tensor> activation_;
+  std::vector<at::Tensor> activation_to_store_;
+  std::vector<at::Tensor> device_boundary_;
+  // Of the compute stream.
+  at::Tensor mixer_output_;
+  at::Tensor upstream_;              // Gradient on its way down.
+  std::vector<LayerSaved> saved_;
+  RouterStats router_stats_;
+  double loss_sum_ = 0.0;
+  double auxiliary_sum_ = 0.0;
+  std::vector<at::Tensor> embedding_upstream_;
+  std::vector<at::Tensor> embedding_tokens_;
+  at::Tensor row_numbers_;           // int32, rising.
+  at::Tensor row_sums_;              // FP32.
+  double evaluation_loss_sum_ = 0.0;
+  int64_t evaluation_targets_ = 0;
+};
+
+}  // namespace oom

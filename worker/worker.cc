@@ -1,0 +1,322 @@
+#include "worker/worker.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "planner/job_settings.h"
+#include "runtime/base/check.h"
+#include "runtime/base/mutex.h"
+#include "runtime/checkpoint/checkpoint_source.h"
+#include "runtime/checkpoint/fill_chunk.h"
+#include "runtime/data/dataset.h"
+#include "runtime/graph/executor.h"
+#include "runtime/graph/graph_builder.h"
+#include "runtime/memory/pool.h"
+#include "runtime/model/hf_config.h"
+#include "runtime/trace/chrome_trace.h"
+#include "worker/batch_reader.h"
+#include "worker/buffer_arena.h"
+#include "worker/data_plane.h"
+#include "worker/device_memory.h"
+#include "worker/node_trace.h"
+#include "worker/step_runner.h"
+
+namespace oom {
+namespace {
+
+constexpr int64_t kFillElements = int64_t{1} << 20;
+
+double NowSeconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+struct Worker::Impl {
+  internal::v1::WorkerStart start;
+  ModelDescription model;
+  BatchShape batch;
+  std::unique_ptr<SharedLayout> layout;
+  std::vector<PoolMapping> mappings;
+  PoolMap pools;
+  std::unique_ptr<ControlPage> page;
+  StepGraph training;
+  StepGraph evaluation;
+  std::unique_ptr<BufferArena> arena;
+  std::unique_ptr<Dataset> train_data;
+  std::unique_ptr<Dataset> evaluation_data;
+  std::unique_ptr<BatchReader> reader;
+  std::unique_ptr<CpuDataPlane> data_plane;
+  std::unique_ptr<StepRunner> runner;
+  std::unique_ptr<NodeTrace> trace;
+  // Last: its stream threads use everything above.
+  std::unique_ptr<Executor> executor;
+
+  // Written by the `done` of a step on a stream thread, one step after the other.
+  double last_step_end_seconds = 0.0;
+  double last_wait_seconds = 0.0;
+  int64_t last_in_bytes = 0;
+  int64_t last_out_bytes = 0;
+
+  const v1::JobSpec& spec() const { return start.spec(); }
+  const v1::Plan& plan() const { return start.plan(); }
+  int rank() const { return start.rank(); }
+
+  Status Open(UniqueFd page_fd, std::vector<UniqueFd> pool_fds);
+  Status FillResidentChunks();
+  bool EvaluationIsDue(int64_t completed_steps) const;
+  Status Evaluate(int graph, int64_t completed_steps);
+  void RecordStep(int64_t step);
+  void PublishDone(int64_t step);
+};
+
+Status Worker::Impl::Open(UniqueFd page_fd, std::vector<UniqueFd> pool_fds) {
+  OOM_ASSIGN_OR_RETURN(model, ReadHfConfig(ConfigPath(spec())));
+  OOM_RETURN_IF_ERROR(ValidatePlan(model, plan()));
+  batch = BatchShapeOf(spec(), plan());
+  layout = std::make_unique<SharedLayout>(SharedLayout::Build(model, plan(), batch));
+  if (pool_fds.size() != layout->pools().size()) {
+    return Status(Code::kInternal, "the job has " + std::to_string(pool_fds.size()) +
+                                       " pools, its plan needs " +
+                                       std::to_string(layout->pools().size()));
+  }
+  for (size_t i = 0; i < pool_fds.size(); ++i) {
+    OOM_ASSIGN_OR_RETURN(PoolMapping mapping,
+                         PoolMapping::Map(pool_fds[i].get(), layout->pools()[i].bytes));
+    pools.bases.push_back(mapping.data());
+    mappings.push_back(std::move(mapping));
+  }
+  OOM_ASSIGN_OR_RETURN(page, ControlPage::Map(std::move(page_fd), layout->control_page()));
+
+  const GraphInputs inputs{
+      .model = &model, .plan = &plan(), .layout = layout.get(), .batch = batch};
+  training = BuildTrainingGraph(inputs);
+  evaluation = BuildEvaluationGraph(inputs);
+  OOM_ASSIGN_OR_RETURN(arena, BufferArena::Create({&training, &evaluation}));
+
+  const auto open_data = [&](const std::string& directory) {
+    return Dataset::Open({.directory = directory,
+                          .sequence_length = spec().sequence_length(),
+                          .vocabulary_size = model.vocabulary_size});
+  };
+  OOM_ASSIGN_OR_RETURN(train_data, open_data(spec().data().train()));
+  if (!spec().data().evaluation().empty()) {
+    OOM_ASSIGN_OR_RETURN(evaluation_data, open_data(spec().data().evaluation()));
+  }
+  reader = std::make_unique<BatchReader>(BatchReader::Options{
+      .dataset = train_data.get(),
+      .global_batch = spec().global_batch(),
+      .rank = rank(),
+      .rank_count = plan().rank_count(),
+      .accumulation = plan().accumulation(),
+      .shuffle = spec().data().shuffle(),
+      .seed = spec().seed(),
+  });
+  const int busy_threads = plan().rank_count() * plan().worker_threads();
+  data_plane = std::make_unique<CpuDataPlane>(CpuDataPlane::Options{
+      .layout = layout.get(),
+      .pools = &pools,
+      .page = page.get(),
+      .rank = rank(),
+      .accumulation = plan().accumulation(),
+      .update_mode = plan().update_mode(),
+      .hyper = HyperparametersOf(spec()),
+      .schedule = ScheduleOf(spec()),
+      .simd = DetectSimdLevel(),
+      .wait = {.spin_microseconds = SpinMicrosecondsFor(busy_threads + 2)},
+  });
+  runner = std::make_unique<StepRunner>(StepRunner::Options{
+      .model = &model,
+      .layout = layout.get(),
+      .page = page.get(),
+      .arena = arena.get(),
+      .data_plane = data_plane.get(),
+      .train = reader.get(),
+      .plan = &plan(),
+      .rank = rank(),
+      .auxiliary_loss = spec().router().auxiliary_loss(),
+  });
+  trace = std::make_unique<NodeTrace>(NodeTrace::Options{
+      .path = start.trace_path(),
+      .process = "rank " + std::to_string(rank()),
+      .first_step = spec().trace().first_step() - 1,
+      .step_count = spec().trace().step_count(),
+      .layout = layout.get(),
+  });
+  return Status::Ok();
+}
+
+Status Worker::Impl::FillResidentChunks() {
+  std::unique_ptr<StateSource> source;
+  for (const Chunk& chunk : layout->chunks()) {
+    if (chunk.owner_rank != rank()) continue;
+    if (!source) {
+      if (start.checkpoint_path().empty()) {
+        OOM_ASSIGN_OR_RETURN(source, OpenInitialState(spec(), model, layout->units()));
+      } else {
+        OOM_ASSIGN_OR_RETURN(source,
+                             CheckpointSource::Open(start.checkpoint_path(), layout->units()));
+      }
+    }
+    for (int64_t first = 0; first < chunk.elements; first += kFillElements) {
+      OOM_RETURN_IF_ERROR(FillChunk(*source, *layout, pools, chunk.index, first,
+                                    std::min(kFillElements, chunk.elements - first)));
+      page->heartbeat(rank()).Ring();
+    }
+    page->version(chunk.index).Publish(static_cast<uint64_t>(start.first_step()));
+  }
+  return Status::Ok();
+}
+
+bool Worker::Impl::EvaluationIsDue(int64_t completed_steps) const {
+  if (!evaluation_data) return false;
+  const int64_t every = spec().evaluation().every_steps();
+  return completed_steps == spec().steps() || (every > 0 && completed_steps % every == 0);
+}
+
+// Rank r takes every P-th sequence, a micro-batch at a time.
+Status Worker::Impl::Evaluate(int graph, int64_t completed_steps) {
+  const int64_t count =
+      std::min(spec().evaluation().sequences(), evaluation_data->sequence_count());
+  std::vector<Batch> batches;
+  std::vector<int64_t> sequences;
+  for (int64_t i = rank(); i < count; i += plan().rank_count()) {
+    sequences.push_back(i);
+    const bool last = i + plan().rank_count() >= count;
+    if (last || static_cast<int64_t>(sequences.size()) == batch.micro_batch_sequences) {
+      batches.push_back(MakeBatch(*evaluation_data, sequences));
+      sequences.clear();
+    }
+  }
+  OOM_RETURN_IF_ERROR(executor->Drain());
+  const size_t batch_count = batches.size();
+  runner->BeginEvaluation(&evaluation, std::move(batches));
+  for (size_t i = 0; i < batch_count; ++i) {
+    OOM_RETURN_IF_ERROR(executor->Issue(graph, completed_steps, nullptr));
+  }
+  OOM_RETURN_IF_ERROR(executor->Drain());
+  runner->BeginTraining(&training);
+  return Status::Ok();
+}
+
+// Runs when the last node of the step is done; steps end in order.
+void Worker::Impl::RecordStep(int64_t step) {
+  RankRecord& record = page->rank_record(rank(), step);
+  const double now = NowSeconds();
+  record.step_seconds = now - last_step_end_seconds;
+  last_step_end_seconds = now;
+  const double waited = executor->compute_wait_seconds();
+  record.exposed_wait_seconds = waited - last_wait_seconds;
+  last_wait_seconds = waited;
+  const TransferCounts& moved = data_plane->transfers();
+  record.host_to_device_bytes = moved.host_to_device_bytes - last_in_bytes;
+  record.device_to_host_bytes = moved.device_to_host_bytes - last_out_bytes;
+  last_in_bytes = moved.host_to_device_bytes;
+  last_out_bytes = moved.device_to_host_bytes;
+  record.device_bytes_peak = DeviceBytesPeak();
+  record.evaluation_loss_sum = 0.0;
+  record.evaluation_targets = 0;
+}
+
+void Worker::Impl::PublishDone(int64_t step) {
+  page->step_done(rank()).Publish(static_cast<uint64_t>(step + 1));
+  page->bell().Ring();
+}
+
+Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Worker::~Worker() = default;
+
+uint64_t Worker::graph_hash() const { return impl_->training.Hash(); }
+
+int64_t Worker::device_bytes_planned() const { return impl_->arena->bytes(); }
+
+Result<std::unique_ptr<Worker>> Worker::Create(const internal::v1::WorkerStart& start,
+                                               UniqueFd page_fd, std::vector<UniqueFd> pool_fds) {
+  auto impl = std::make_unique<Impl>();
+  impl->start = start;
+  OOM_RETURN_IF_ERROR(impl->Open(std::move(page_fd), std::move(pool_fds)));
+  return std::unique_ptr<Worker>(new Worker(std::move(impl)));
+}
+
+Status Worker::Run(const std::function<void(const Status&)>& on_failure) {
+  Impl& impl = *impl_;
+  ControlPage& page = *impl.page;
+  CountDeviceBytes(impl.arena->bytes());
+  OOM_RETURN_IF_ERROR(impl.FillResidentChunks());
+
+  const int threads = impl.plan().worker_threads();
+  impl.executor = std::make_unique<Executor>(
+      Executor::Options{
+          .rank = impl.rank(),
+          .make_stream =
+              [threads](Resource resource) {
+                return MakeCpuStream(std::string(ResourceName(resource)), [threads, resource] {
+                  // Both are settings of the calling thread. There is no autograd in training.
+                  at::set_num_threads(resource == Resource::kCompute ? threads : 1);
+                  at::GradMode::set_enabled(false);
+                  OOM_CHECK(!at::GradMode::is_enabled());
+                });
+              },
+          .on_node =
+              [&impl, &page](const Node& node, int64_t step, double start, double end) {
+                page.heartbeat(impl.rank()).RaiseTo(static_cast<uint64_t>(end * 1e6));
+                impl.trace->Add(node, step, start, end);
+              },
+          .on_failure = on_failure,
+      },
+      impl.runner.get());
+  const int train = impl.executor->AddGraph(&impl.training);
+  const int evaluate = impl.executor->AddGraph(&impl.evaluation);
+  impl.runner->BeginTraining(&impl.training);
+  impl.last_step_end_seconds = NowSeconds();
+
+  // The stop word has no waiter of its own; it is looked at this often while no step is granted.
+  const WaitOptions poll{.timeout = std::chrono::milliseconds(50)};
+  for (int64_t step = impl.start.first_step(); step < impl.spec().steps(); ++step) {
+    const auto granted = static_cast<uint64_t>(step + 1);
+    while (true) {
+      const WaitResult result = page.step_limit().WaitAtLeast(granted, page.aborted(), poll);
+      if (result == WaitResult::kReached) break;
+      if (result == WaitResult::kAborted) {
+        static_cast<void>(impl.executor->Drain());
+        return Status(Code::kAborted, "the attempt was aborted");
+      }
+      const uint64_t stop = page.stop_step().Load();
+      if (stop != 0 && static_cast<int64_t>(stop) <= step + 1) {
+        OOM_RETURN_IF_ERROR(impl.executor->Drain());
+        return impl.trace->Write();
+      }
+      page.heartbeat(impl.rank()).Ring();
+    }
+    const bool evaluation_follows = impl.EvaluationIsDue(step + 1);
+    OOM_RETURN_IF_ERROR(
+        impl.executor->Issue(train, step, [&impl, step, evaluation_follows] {
+          impl.RecordStep(step);
+          if (!evaluation_follows) impl.PublishDone(step);
+        }));
+    if (!evaluation_follows) continue;
+    OOM_RETURN_IF_ERROR(impl.Evaluate(evaluate, step + 1));
+    RankRecord& record = page.rank_record(impl.rank(), step);
+    record.evaluation_loss_sum = impl.runner->evaluation_loss_sum();
+    record.evaluation_targets = impl.runner->evaluation_targets();
+    impl.last_step_end_seconds = NowSeconds();
+    impl.PublishDone(step);
+  }
+  OOM_RETURN_IF_ERROR(impl.executor->Drain());
+  return impl.trace->Write();
+}
+
+internal::v1::WorkerDone Worker::Summary() const {
+  internal::v1::WorkerDone done;
+  done.set_step(static_cast<int64_t>(impl_->page->step_done(impl_->rank()).Load()));
+  done.set_device_bytes_peak(DeviceBytesPeak());
+  return done;
+}
+
+}  // namespace oom
