@@ -45,8 +45,9 @@ class Parser {
     app_.fallthrough();
     for (const OptionRow& row : GlobalOptions()) AddOption(&app_, row, &global_);
     for (const CommandRow& command : Commands()) AddCommand(command);
-    app_.footer("Exit codes: 0 ok, 1 error, 2 usage, 3 no daemon, 4 not found, 5 denied, 6 invalid,\n"
-                "7 conflict, 8 quota, 10 failed, 11 cancelled, 124 timeout, 130 detached.");
+    app_.footer(
+        "Exit codes: 0 ok, 1 error, 2 usage, 3 no daemon, 4 not found, 5 denied, 6 invalid,\n"
+        "7 conflict, 8 quota, 10 failed, 11 cancelled, 124 timeout, 130 detached.");
   }
 
   std::variant<CommandLine, CommandLineText> Parse(int argc, const char* const* argv) {
@@ -116,8 +117,8 @@ class Parser {
     if (!command.alias.empty()) entry->app->alias(std::string(command.alias));
     for (const OptionRow& row : command.options) AddOption(entry->app, row, &entry->options);
     if (command.argument != ArgumentKind::kNone) {
-      CLI::Option* argument = entry->app->add_option(
-          std::string(ArgumentName(command.argument)), entry->arguments, "");
+      CLI::Option* argument =
+          entry->app->add_option(std::string(ArgumentName(command.argument)), entry->arguments, "");
       argument->type_name("");
       if (several) {
         argument->expected(-1);
@@ -134,10 +135,14 @@ class Parser {
 
   static std::string_view ArgumentName(ArgumentKind kind) {
     switch (kind) {
-      case ArgumentKind::kJobFile: return "JOB.YAML";
-      case ArgumentKind::kModel: return "MODEL";
-      case ArgumentKind::kShell: return "SHELL";
-      default: return "JOB";
+      case ArgumentKind::kJobFile:
+        return "JOB.YAML";
+      case ArgumentKind::kModel:
+        return "MODEL";
+      case ArgumentKind::kShell:
+        return "SHELL";
+      default:
+        return "JOB";
     }
   }
 
@@ -154,7 +159,8 @@ class Parser {
         // The value of a global option is not a command.
         for (const OptionRow& row : GlobalOptions()) {
           const std::string flags = "," + std::string(row.flags) + ",";
-          if (row.kind != OptionKind::kFlag && flags.find("," + word + ",") != std::string::npos) ++i;
+          if (row.kind != OptionKind::kFlag && flags.find("," + word + ",") != std::string::npos)
+            ++i;
         }
         continue;
       }

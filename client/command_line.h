@@ -28,8 +28,8 @@ struct CommandLine {
   double Seconds(std::string_view name, double fallback = 0.0) const;
 };
 
-// What to print instead of running a command: help (exit 0, standard output) or a usage error (exit 2,
-// standard error).
+// What to print instead of running a command: help (exit 0, standard output) or a usage error (exit
+// 2, standard error).
 struct CommandLineText {
   std::string text;
   bool is_error = false;

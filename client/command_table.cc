@@ -32,7 +32,8 @@ constexpr OptionRow kTrainOptions[] = {
 constexpr OptionRow kSubmitOptions[] = {kName, kRequestId};
 constexpr OptionRow kPlanOptions[] = {kName};
 constexpr OptionRow kInitOptions[] = {
-    {"file", "--file", OptionKind::kPath, "FILE", "to write; - is standard output (default: job.yaml)"},
+    {"file", "--file", OptionKind::kPath, "FILE",
+     "to write; - is standard output (default: job.yaml)"},
     {"force", "--force", OptionKind::kFlag, "", "replace the file"},
 };
 constexpr OptionRow kListOptions[] = {
@@ -73,7 +74,11 @@ constexpr CommandRow kCommands[] = {
      kPlanOptions, RunPlan},
     {"init", "", ArgumentKind::kModel, "write a commented job.yaml for a model", kInitOptions,
      RunInit},
-    {"doctor", "", ArgumentKind::kNone, "check this machine; prints what fixes each finding", {},
+    {"doctor",
+     "",
+     ArgumentKind::kNone,
+     "check this machine; prints what fixes each finding",
+     {},
      RunDoctor},
     {"ls", "", ArgumentKind::kNone, "list jobs", kListOptions, RunList},
     {"get", "", ArgumentKind::kJobs, "show jobs", {}, RunGet},
@@ -81,14 +86,26 @@ constexpr CommandRow kCommands[] = {
     {"watch", "", ArgumentKind::kOptionalJob, "follow a job, or every job's events", kWatchOptions,
      RunWatch},
     {"logs", "", ArgumentKind::kJob, "print the logs of a job's workers", kLogsOptions, RunLogs},
-    {"wait", "", ArgumentKind::kJob, "wait for a job's end; its result is the exit code", {},
+    {"wait",
+     "",
+     ArgumentKind::kJob,
+     "wait for a job's end; its result is the exit code",
+     {},
      RunWait},
     {"cancel", "", ArgumentKind::kJobs, "stop jobs for good, after a checkpoint", kCancelOptions,
      RunCancel},
-    {"suspend", "", ArgumentKind::kJobs, "stop jobs after a checkpoint, until resumed", {},
+    {"suspend",
+     "",
+     ArgumentKind::kJobs,
+     "stop jobs after a checkpoint, until resumed",
+     {},
      RunSuspend},
     {"resume", "", ArgumentKind::kJobs, "queue suspended jobs again", {}, RunResume},
-    {"checkpoint", "", ArgumentKind::kJobs, "write a checkpoint now; returns when it is durable", {},
+    {"checkpoint",
+     "",
+     ArgumentKind::kJobs,
+     "write a checkpoint now; returns when it is durable",
+     {},
      RunCheckpoint},
     {"export", "", ArgumentKind::kJob, "write a checkpoint as a Hugging Face model", kExportOptions,
      RunExport},
@@ -105,13 +122,20 @@ std::span<const CommandRow> Commands() { return kCommands; }
 
 std::string_view ArgumentSynopsis(ArgumentKind kind) {
   switch (kind) {
-    case ArgumentKind::kNone: return "";
-    case ArgumentKind::kJob: return "JOB";
-    case ArgumentKind::kOptionalJob: return "[JOB]";
-    case ArgumentKind::kJobs: return "JOB...";
-    case ArgumentKind::kJobFile: return "JOB.YAML";
-    case ArgumentKind::kModel: return "MODEL";
-    case ArgumentKind::kShell: return "bash|zsh|fish";
+    case ArgumentKind::kNone:
+      return "";
+    case ArgumentKind::kJob:
+      return "JOB";
+    case ArgumentKind::kOptionalJob:
+      return "[JOB]";
+    case ArgumentKind::kJobs:
+      return "JOB...";
+    case ArgumentKind::kJobFile:
+      return "JOB.YAML";
+    case ArgumentKind::kModel:
+      return "MODEL";
+    case ArgumentKind::kShell:
+      return "bash|zsh|fish";
   }
   return "";
 }

@@ -1,5 +1,5 @@
-// The one table of commands and options. The parser, `oom help`, the completion scripts and the test that
-// docs/CLI.md describes everything all read it. Constant data; thread-safe.
+// The one table of commands and options. The parser, `oom help`, the completion scripts and the
+// test that docs/CLI.md describes everything all read it. Constant data; thread-safe.
 
 #pragma once
 

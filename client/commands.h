@@ -1,4 +1,5 @@
-// One function for each command of the table; each returns the exit code. docs/CLI.md describes them.
+// One function for each command of the table; each returns the exit code. docs/CLI.md describes
+// them.
 
 #pragma once
 

@@ -79,7 +79,8 @@ Status AddRanks(const CommandLine& line, v1::StreamLogsRequest* request) {
     if (text != "host") {
       const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
       if (error != std::errc() || end != text.data() + text.size() || rank < 0) {
-        return Status(Code::kInvalidArgument, "--rank is a number from 0 or `host`, not '" + text + "'")
+        return Status(Code::kInvalidArgument,
+                      "--rank is a number from 0 or `host`, not '" + text + "'")
             .WithField("--rank");
       }
     }
@@ -226,15 +227,13 @@ int RunCancel(Session* session) {
 }
 
 int RunSuspend(Session* session) {
-  return ReportChanges(session, [](OomClient* client, const std::string& name) {
-    return client->SuspendJob(name);
-  });
+  return ReportChanges(
+      session, [](OomClient* client, const std::string& name) { return client->SuspendJob(name); });
 }
 
 int RunResume(Session* session) {
-  return ReportChanges(session, [](OomClient* client, const std::string& name) {
-    return client->ResumeJob(name);
-  });
+  return ReportChanges(
+      session, [](OomClient* client, const std::string& name) { return client->ResumeJob(name); });
 }
 
 int RunCheckpoint(Session* session) {
@@ -259,7 +258,8 @@ int RunExport(Session* session) {
   // A folder is an output directory, unless it just happens to be called like a job.
   if (argument.find('/') != std::string::npos && !argument.starts_with("jobs/")) {
     folder = argument;
-  } else if (std::filesystem::is_directory(std::filesystem::path(argument) / "checkpoints", ignored)) {
+  } else if (std::filesystem::is_directory(std::filesystem::path(argument) / "checkpoints",
+                                           ignored)) {
     folder = argument;
   } else {
     const Result<v1::Job> job = session->FindJob(argument);

@@ -10,13 +10,15 @@
 #include "client/job_view.h"
 #include "client/job_yaml.h"
 #include "client/plan_view.h"
+#include "client/request_id.h"
 
 namespace oom {
 namespace {
 
 constexpr double kDaemonStartSeconds = 30.0;
 
-// The name of a job whose file gives none: the last folder of its output, as far as a name allows it.
+// The name of a job whose file gives none: the last folder of its output, as far as a name allows
+// it.
 std::string NameFromOutput(const std::string& output) {
   std::string name;
   for (char c : std::filesystem::path(output).filename().string()) {
@@ -63,10 +65,10 @@ Result<v1::Job> Submit(Session* session) {
 }
 
 Status WaitUntilServing(Session* session, EmbeddedDaemon* daemon) {
-  OOM_ASSIGN_OR_RETURN(
-      const std::unique_ptr<OomClient> client,
-      OomClient::Create({.address = daemon->socket_path(), .timeout_seconds = kDaemonStartSeconds,
-                         .attempts = 1}));
+  OOM_ASSIGN_OR_RETURN(const std::unique_ptr<OomClient> client,
+                       OomClient::Create({.address = daemon->socket_path(),
+                                          .timeout_seconds = kDaemonStartSeconds,
+                                          .attempts = 1}));
   while (true) {
     OOM_RETURN_IF_ERROR(daemon->CheckAlive());
     const Result<bool> serving = client->IsServing("");
@@ -128,7 +130,8 @@ int RunSubmit(Session* session) {
   Output& output = session->output();
   if (output.is_table()) {
     output.Line(Printable(JobId(job->name())));
-    output.Message("submitted; follow it with: oom watch " + JobId(job->name()) + HostFlag(session));
+    output.Message("submitted; follow it with: oom watch " + JobId(job->name()) +
+                   HostFlag(session));
   } else {
     WriteJob(*job, NowSeconds(), &output);
   }

@@ -45,7 +45,8 @@ std::string AllNames() {
 std::string AllFlags(std::span<const OptionRow> options) {
   std::string flags;
   for (const OptionRow& row : options) {
-    for (const std::string& flag : Split(row.flags, ',')) flags += (flags.empty() ? "" : " ") + flag;
+    for (const std::string& flag : Split(row.flags, ','))
+      flags += (flags.empty() ? "" : " ") + flag;
   }
   return flags;
 }
@@ -94,10 +95,13 @@ std::string BashScript() {
   }
   script += "    " + Patterns(GlobalOptions(), IsPath) +
             ") COMPREPLY=($(compgen -f -- \"$current\")); return ;;\n  esac\n";
-  script += "  if [[ -z $command ]]; then\n    if [[ $current == -* ]]; then\n"
-            "      COMPREPLY=($(compgen -W \"$flags\" -- \"$current\"))\n    else\n"
-            "      COMPREPLY=($(compgen -W \"" + AllNames() + "\" -- \"$current\"))\n    fi\n"
-            "    return\n  fi\n  case $command in\n";
+  script +=
+      "  if [[ -z $command ]]; then\n    if [[ $current == -* ]]; then\n"
+      "      COMPREPLY=($(compgen -W \"$flags\" -- \"$current\"))\n    else\n"
+      "      COMPREPLY=($(compgen -W \"" +
+      AllNames() +
+      "\" -- \"$current\"))\n    fi\n"
+      "    return\n  fi\n  case $command in\n";
   for (const CommandRow& command : Commands()) {
     std::string names;
     for (const std::string& name : Names(command)) names += (names.empty() ? "" : "|") + name;
@@ -110,8 +114,8 @@ std::string BashScript() {
     script += "      if [[ $current == -* ]]; then COMPREPLY=($(compgen -W \"$flags " +
               AllFlags(command.options) + "\" -- \"$current\")); return; fi\n";
     if (TakesJob(command.argument)) {
-      script += std::string("      COMPREPLY=($(compgen -W \"$(") + kJobNames +
-                ")\" -- \"$current\"))\n";
+      script +=
+          std::string("      COMPREPLY=($(compgen -W \"$(") + kJobNames + ")\" -- \"$current\"))\n";
     }
     if (TakesFile(command)) script += "      COMPREPLY+=($(compgen -f -- \"$current\"))\n";
     if (command.argument == ArgumentKind::kShell) {
@@ -143,8 +147,9 @@ std::string ZshOptions(std::span<const OptionRow> options) {
 }
 
 std::string ZshScript() {
-  std::string script = "#compdef oom\n# zsh completion of oom: oom completion zsh > "
-                       "\"${fpath[1]}/_oom\"\n";
+  std::string script =
+      "#compdef oom\n# zsh completion of oom: oom completion zsh > "
+      "\"${fpath[1]}/_oom\"\n";
   script += std::string("_oom_jobs() { local -a jobs; jobs=(${(f)\"$(") + kJobNames +
             ")\"}); compadd -a jobs }\n";
   script += "_oom_exports() { _oom_jobs; _files -/ }\n_oom() {\n  local context state line\n";
@@ -156,7 +161,8 @@ std::string ZshScript() {
       script += "        '" + name + ":" + Replace(std::string(command.help), "'", "'\\''") + "'\n";
     }
   }
-  script += "      )\n      _describe command commands ;;\n    argument)\n      case $words[1] in\n";
+  script +=
+      "      )\n      _describe command commands ;;\n    argument)\n      case $words[1] in\n";
   for (const CommandRow& command : Commands()) {
     std::string names;
     for (const std::string& name : Names(command)) names += (names.empty() ? "" : "|") + name;
@@ -173,8 +179,9 @@ std::string ZshScript() {
     }
     script += " ;;\n";
   }
-  return script + "      esac ;;\n  esac\n}\n"
-                  "if [[ $funcstack[1] == _oom ]]; then _oom \"$@\"; else compdef _oom oom; fi\n";
+  return script +
+         "      esac ;;\n  esac\n}\n"
+         "if [[ $funcstack[1] == _oom ]]; then _oom \"$@\"; else compdef _oom oom; fi\n";
 }
 
 // The flags of one option as fish wants them, with its argument.
@@ -191,7 +198,8 @@ std::string FishOption(const OptionRow& row) {
 }
 
 std::string FishScript() {
-  std::string script = "# fish completion of oom: oom completion fish | source\ncomplete -c oom -f\n";
+  std::string script =
+      "# fish completion of oom: oom completion fish | source\ncomplete -c oom -f\n";
   for (const OptionRow& row : GlobalOptions()) script += "complete -c oom" + FishOption(row) + "\n";
   for (const CommandRow& command : Commands()) {
     std::string names;
@@ -200,8 +208,7 @@ std::string FishScript() {
                 Replace(std::string(command.help), "'", "\\'") + "'\n";
       names += (names.empty() ? "" : " ") + name;
     }
-    const std::string here =
-        "complete -c oom -n '__fish_seen_subcommand_from " + names + "'";
+    const std::string here = "complete -c oom -n '__fish_seen_subcommand_from " + names + "'";
     for (const OptionRow& row : command.options) script += here + FishOption(row) + "\n";
     if (TakesJob(command.argument)) script += here + " -a '(" + kJobNames + ")'\n";
     if (TakesFile(command)) script += here + " -F\n";

@@ -83,11 +83,13 @@ Finding Hugepages(const MachineFiles& files) {
     return {"hugepages", FindingLevel::kOk, "transparent, for shared memory: " + shared, ""};
   }
   const int64_t pages = std::max<int64_t>(MemoryTotalBytes(files) / 2 / 2_MiB, 1);
-  return {"hugepages", FindingLevel::kWarning,
-          "none for shared memory: pools use 4 KiB pages, which are slower to touch and to register",
-          "echo advise | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled   # or: sudo sysctl "
-          "vm.nr_hugepages=" +
-              std::to_string(pages)};
+  return {
+      "hugepages", FindingLevel::kWarning,
+      "none for shared memory: pools use 4 KiB pages, which are slower to touch and to register",
+      "echo advise | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled   # or: sudo "
+      "sysctl "
+      "vm.nr_hugepages=" +
+          std::to_string(pages)};
 }
 
 Finding LockedMemory(const MachineFiles& files) {
@@ -102,8 +104,10 @@ Finding LockedMemory(const MachineFiles& files) {
   return {"locked memory", enough ? FindingLevel::kOk : FindingLevel::kWarning,
           "at most " + FormatBytes(limit) +
               (enough ? "" : "; cuda devices pin their host memory, cpu devices do not"),
-          enough ? "" : "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/oom.conf   # then "
-                        "log in again"};
+          enough
+              ? ""
+              : "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/oom.conf   # then "
+                "log in again"};
 }
 
 // The smallest memory limit from this process's cgroup up, and the file that sets it.
@@ -136,10 +140,12 @@ Finding CgroupLimit(const MachineFiles& files) {
   }
   const int64_t total = MemoryTotalBytes(files);
   if (smallest == kNoLimit || (total > 0 && smallest >= total)) {
-    return {"cgroup", FindingLevel::kOk, "no memory limit below the machine's " + FormatBytes(total), ""};
+    return {"cgroup", FindingLevel::kOk,
+            "no memory limit below the machine's " + FormatBytes(total), ""};
   }
   return {"cgroup", FindingLevel::kWarning,
-          "memory is limited to " + FormatBytes(smallest) + " of " + FormatBytes(total) + " by " + source,
+          "memory is limited to " + FormatBytes(smallest) + " of " + FormatBytes(total) + " by " +
+              source,
           "echo max | sudo tee " + source};
 }
 
@@ -155,7 +161,8 @@ Finding Numa(const MachineFiles& files) {
   const std::string balancing = Text(files.root + "/proc/sys/kernel/numa_balancing");
   const std::string text = std::to_string(nodes) + (nodes == 1 ? " node" : " nodes");
   if (nodes > 1 && !balancing.empty() && balancing != "0") {
-    return {"numa", FindingLevel::kWarning, text + "; the kernel moves pages between them on its own",
+    return {"numa", FindingLevel::kWarning,
+            text + "; the kernel moves pages between them on its own",
             "sudo sysctl kernel.numa_balancing=0"};
   }
   return {"numa", FindingLevel::kOk, text, ""};
@@ -168,13 +175,13 @@ Finding Disk(const MachineFiles& files) {
             "mkdir -p " + files.disk_folder};
   }
   const int64_t free = static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
-  const std::string text =
-      FormatBytes(free) + " free in " +
-      std::filesystem::absolute(files.disk_folder).lexically_normal().string();
+  const std::string text = FormatBytes(free) + " free in " +
+                           std::filesystem::absolute(files.disk_folder).lexically_normal().string();
   if (free >= kLowDiskBytes) return {"disk", FindingLevel::kOk, text, ""};
-  return {"disk", FindingLevel::kWarning,
-          text + "; a checkpoint takes 12 bytes a parameter, and keep + 1 of them are there at once",
-          "df -h .   # set `output` to a folder on a larger disk, or checkpoint: {keep: 2}"};
+  return {
+      "disk", FindingLevel::kWarning,
+      text + "; a checkpoint takes 12 bytes a parameter, and keep + 1 of them are there at once",
+      "df -h .   # set `output` to a folder on a larger disk, or checkpoint: {keep: 2}"};
 }
 
 Finding Cpu(const MachineFiles& files) {
@@ -186,7 +193,8 @@ Finding Cpu(const MachineFiles& files) {
     if (flags.empty() && line.starts_with("flags")) flags = line + " ";
   }
   const std::string text = std::to_string(count) + (count == 1 ? " CPU, " : " CPUs, ");
-  if (flags.find(" avx512f ") != std::string::npos) return {"cpu", FindingLevel::kOk, text + "AVX-512", ""};
+  if (flags.find(" avx512f ") != std::string::npos)
+    return {"cpu", FindingLevel::kOk, text + "AVX-512", ""};
   if (flags.find(" avx2 ") != std::string::npos && flags.find(" fma ") != std::string::npos) {
     return {"cpu", FindingLevel::kOk, text + "AVX2", ""};
   }
@@ -197,9 +205,12 @@ Finding Cpu(const MachineFiles& files) {
 
 std::string LevelName(FindingLevel level) {
   switch (level) {
-    case FindingLevel::kOk: return "ok";
-    case FindingLevel::kWarning: return "warning";
-    case FindingLevel::kError: return "error";
+    case FindingLevel::kOk:
+      return "ok";
+    case FindingLevel::kWarning:
+      return "warning";
+    case FindingLevel::kError:
+      return "error";
   }
   return "";
 }
@@ -235,7 +246,9 @@ std::vector<Finding> ExamineMachine(const MachineFiles& files) {
 void WriteFindings(const std::vector<Finding>& findings, Output* output) {
   switch (output->form()) {
     case OutputForm::kTable:
-    case OutputForm::kWide: WriteTable(findings, output); return;
+    case OutputForm::kWide:
+      WriteTable(findings, output);
+      return;
     case OutputForm::kName:
       for (const Finding& finding : findings) {
         if (finding.level != FindingLevel::kOk) output->Line(finding.name);

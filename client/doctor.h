@@ -1,5 +1,5 @@
-// `oom doctor`: what of this machine slows OOM down or stops it, each with the command that fixes it.
-// ExamineMachine reads files only.
+// `oom doctor`: what of this machine slows OOM down or stops it, each with the command that fixes
+// it. ExamineMachine reads files only.
 
 #pragma once
 

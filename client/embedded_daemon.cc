@@ -57,7 +57,8 @@ Result<std::unique_ptr<EmbeddedDaemon>> EmbeddedDaemon::Start(const std::string&
   if (state_dir.empty()) {
     const char* temporary = std::getenv("TMPDIR");
     std::string pattern =
-        std::string(temporary == nullptr || *temporary == '\0' ? "/tmp" : temporary) + "/oom-XXXXXX";
+        std::string(temporary == nullptr || *temporary == '\0' ? "/tmp" : temporary) +
+        "/oom-XXXXXX";
     if (::mkdtemp(pattern.data()) == nullptr) return ErrnoStatus(errno, "cannot create " + pattern);
     daemon->folder_ = pattern;
     daemon->folder_is_temporary_ = true;
@@ -67,7 +68,8 @@ Result<std::unique_ptr<EmbeddedDaemon>> EmbeddedDaemon::Start(const std::string&
   }
   daemon->socket_path_ = daemon->folder_ + "/oomd.sock";
   daemon->log_path_ = daemon->folder_ + "/oomd.log";
-  const UniqueFd log(::open(daemon->log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const UniqueFd log(
+      ::open(daemon->log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   if (!log.valid()) return ErrnoStatus(errno, "cannot write " + daemon->log_path_);
   std::vector<std::string> words = {program, "--foreground", "--ephemeral",
                                     "--state-dir=" + daemon->folder_,

@@ -1,5 +1,5 @@
-// EmbeddedDaemon is a private `oomd --ephemeral --foreground` for one `oom train --embedded`: it listens
-// on a socket of its own and ends with this object, or with this process however that ends.
+// EmbeddedDaemon is a private `oomd --ephemeral --foreground` for one `oom train --embedded`: it
+// listens on a socket of its own and ends with this object, or with this process however that ends.
 // Not thread-safe. Start it before this process has other threads.
 
 #pragma once

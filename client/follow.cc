@@ -113,8 +113,7 @@ class InterruptPolicy {
       Cancel(cancels_ == 0 ? v1::CANCEL_MODE_CHECKPOINT : v1::CANCEL_MODE_NOW);
       return cancels_ <= 2;
     }
-    const std::string attach =
-        "re-attach: oom watch " + JobId(options_.name) + options_.host_flag;
+    const std::string attach = "re-attach: oom watch " + JobId(options_.name) + options_.host_flag;
     if (!options_.may_cancel || cancels_ > 0) {
       progress_->Message("detached; the job goes on\n" + attach);
       return false;
@@ -172,7 +171,8 @@ Status WatchEvents(OomClient* client, const WatchOptions& options,
     if (heard) heard_at = SteadySeconds();
     switch (status.code()) {
       case Code::kOk:
-      case Code::kUnavailable: break;
+      case Code::kUnavailable:
+        break;
       case Code::kResourceExhausted:
         // This reader was too slow: go on after the last event that came, if one did.
         if (!heard) return status;
@@ -181,7 +181,8 @@ Status WatchEvents(OomClient* client, const WatchOptions& options,
         if (request.resume_token().empty()) return status;
         request.clear_resume_token();
         continue;
-      default: return status;
+      default:
+        return status;
     }
     if (++failures == 1 && options.on_lost) options.on_lost(status);
     if (SteadySeconds() - heard_at >= options.patience_seconds) {
@@ -239,8 +240,12 @@ Result<v1::Job> WaitForEnd(OomClient* client, const std::string& name, double pa
 
 int ReportOutcome(Session* session, const v1::Job& job) {
   switch (job.state()) {
-    case v1::JOB_STATE_SUCCEEDED: ReportSuccess(session, job); break;
-    case v1::JOB_STATE_FAILED: ReportFailure(session, job); break;
+    case v1::JOB_STATE_SUCCEEDED:
+      ReportSuccess(session, job);
+      break;
+    case v1::JOB_STATE_FAILED:
+      ReportFailure(session, job);
+      break;
     default: {
       std::string text = JobId(job.name()) + " " + StateName(job.state()) + " at step " +
                          std::to_string(job.step()) + ", durable step " +

@@ -25,10 +25,10 @@ struct WatchOptions {
   std::function<void(const Status&)> on_lost;
 };
 
-// Calls `on_event` for each event, every transition once and in order, until it returns false (kOk). Goes
-// on after the last token when oomd restarts or cuts the stream, and from a new snapshot when that token
-// is too old. kCancelled after OomClient::CancelStreams, kUnavailable when patience ends, kDeadlineExceeded
-// at the client's deadline, else the server's error.
+// Calls `on_event` for each event, every transition once and in order, until it returns false
+// (kOk). Goes on after the last token when oomd restarts or cuts the stream, and from a new
+// snapshot when that token is too old. kCancelled after OomClient::CancelStreams, kUnavailable when
+// patience ends, kDeadlineExceeded at the client's deadline, else the server's error.
 Status WatchEvents(OomClient* client, const WatchOptions& options,
                    const std::function<bool(const v1::JobEvent&)>& on_event);
 
@@ -49,8 +49,8 @@ int FollowJob(Session* session, Interrupt* interrupt, const FollowOptions& optio
 // Waits for a terminal state without showing anything.
 Result<v1::Job> WaitForEnd(OomClient* client, const std::string& name, double patience_seconds);
 
-// Where the results are, or why it failed with the end of the failing rank's log; data is the job itself
-// in the forms other than tables. Returns the exit code.
+// Where the results are, or why it failed with the end of the failing rank's log; data is the job
+// itself in the forms other than tables. Returns the exit code.
 int ReportOutcome(Session* session, const v1::Job& job);
 
 }  // namespace oom

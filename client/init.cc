@@ -47,7 +47,8 @@ Result<ModelFacts> ReadFacts(const std::filesystem::path& config, bool is_folder
   OOM_ASSIGN_OR_RETURN(const std::string text, ReadFile(config.string(), kConfigLimitBytes));
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
   const auto wrong = [&](const std::string& message) {
-    return Status(Code::kInvalidArgument, config.string() + ": " + message).WithField(config.string());
+    return Status(Code::kInvalidArgument, config.string() + ": " + message)
+        .WithField(config.string());
   };
   if (!json.is_object()) return wrong("not a JSON object");
   ModelFacts facts;
@@ -92,14 +93,17 @@ Result<std::string> JobFileForModel(const std::string& model) {
 
   std::ostringstream out;
   out << "# A training job of OOM. Relative paths are relative to this file.\n"
-         "# Check it with `oom plan FILE`, start it with `oom train FILE`. A `#` key shows a default.\n"
+         "# Check it with `oom plan FILE`, start it with `oom train FILE`. A `#` key shows a "
+         "default.\n"
       << "name: " << name << "\n\n";
   if (facts.has_weights) {
-    out << "# " << facts.family << ", from the weights in this folder.\nmodel: {path: "
-        << Quoted(absolute.string()) << "}\n";
+    out << "# " << facts.family
+        << ", from the weights in this folder.\nmodel: {path: " << Quoted(absolute.string())
+        << "}\n";
   } else {
-    out << "# " << facts.family << ", from random weights.\nmodel: {config: "
-        << Quoted(absolute.string()) << ", initialize: random}\n";
+    out << "# " << facts.family
+        << ", from random weights.\nmodel: {config: " << Quoted(absolute.string())
+        << ", initialize: random}\n";
   }
   out << "\n# Folders that tools/pack made. `evaluation` is held-out data.\n"
          "data:\n"
@@ -110,14 +114,16 @@ Result<std::string> JobFileForModel(const std::string& model) {
       << "sequence_length: " << facts.sequence_length << "\n"
       << "global_batch: 16\n"
          "steps: 1000\n"
-         "# Micro-batches a step: a step's memory for activations shrinks, updates wait for the last one.\n"
+         "# Micro-batches a step: a step's memory for activations shrinks, updates wait for the "
+         "last one.\n"
          "# accumulation: 1\n"
          "\noptimizer:\n"
          "  learning_rate: 3e-4\n"
          "  # betas: [0.9, 0.95]\n"
          "  # epsilon: 1e-8\n"
          "  # weight_decay: 0.1\n"
-         "  # Clipping; without it updates overlap the backward pass (`oom plan` says what it costs).\n"
+         "  # Clipping; without it updates overlap the backward pass (`oom plan` says what it "
+         "costs).\n"
          "  max_gradient_norm: 1.0\n"
          "\n# constant, linear, cosine or warmup_stable_decay.\n"
          "schedule: {kind: cosine, warmup_steps: 100, minimum_ratio: 0.1}\n"
@@ -128,7 +134,8 @@ Result<std::string> JobFileForModel(const std::string& model) {
          "# seed: 1\n"
          "\n# cpu or cuda.\n"
          "devices: {kind: cpu, count: 1}\n"
-         "# Without budgets a job may use what the node has free. host_memory may be a list by NUMA node.\n"
+         "# Without budgets a job may use what the node has free. host_memory may be a list by "
+         "NUMA node.\n"
          "# budgets: {gpu_memory: 24GiB, host_memory: 100GiB}\n"
          "# auto, or the path of a plan that `oom plan -o json` wrote.\n"
          "# plan: auto\n"
@@ -136,7 +143,8 @@ Result<std::string> JobFileForModel(const std::string& model) {
          "# auto: the newest complete checkpoint in output; never; or the path of a checkpoint.\n"
          "# resume: auto\n"
          "# evaluation: {every_steps: 100, sequences: 64}\n"
-         "\n# Holds steps.jsonl, tensorboard/, checkpoints/, export/, logs/, plan.json and trace/.\n"
+         "\n# Holds steps.jsonl, tensorboard/, checkpoints/, export/, logs/, plan.json and "
+         "trace/.\n"
       << "output: runs/" << name << "\n"
       << "\n# -1000 to 1000; jobs of higher priority start first.\n"
          "# priority: 0\n"

@@ -1,6 +1,6 @@
-// Interrupt turns Ctrl-C (SIGINT) into calls on a thread of its own. Make it before any other thread: it
-// blocks the signal, and threads inherit that. Until OnInterrupt, Ctrl-C ends the process with 130.
-// Thread-safe.
+// Interrupt turns Ctrl-C (SIGINT) into calls on a thread of its own. Make it before any other
+// thread: it blocks the signal, and threads inherit that. Until OnInterrupt, Ctrl-C ends the
+// process with 130. Thread-safe.
 
 #pragma once
 
@@ -18,8 +18,8 @@ class Interrupt {
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  // From now on each Ctrl-C calls `callback`, which must not wait for the thread that calls this. It is
-  // not called again once OnInterrupt(nullptr) has returned, which brings the default back.
+  // From now on each Ctrl-C calls `callback`, which must not wait for the thread that calls this.
+  // It is not called again once OnInterrupt(nullptr) has returned, which brings the default back.
   void OnInterrupt(std::function<void()> callback);
   // How many came since OnInterrupt.
   int count() const;

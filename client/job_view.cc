@@ -18,12 +18,16 @@ namespace {
 Colour StateColour(v1::JobState state) {
   switch (state) {
     case v1::JOB_STATE_SUCCEEDED:
-    case v1::JOB_STATE_RUNNING: return Colour::kGreen;
-    case v1::JOB_STATE_FAILED: return Colour::kRed;
+    case v1::JOB_STATE_RUNNING:
+      return Colour::kGreen;
+    case v1::JOB_STATE_FAILED:
+      return Colour::kRed;
     case v1::JOB_STATE_RECOVERING:
     case v1::JOB_STATE_STOPPING:
-    case v1::JOB_STATE_SUSPENDED: return Colour::kYellow;
-    default: return Colour::kGrey;
+    case v1::JOB_STATE_SUSPENDED:
+      return Colour::kYellow;
+    default:
+      return Colour::kGrey;
   }
 }
 
@@ -95,7 +99,8 @@ void WriteTable(const std::vector<v1::Job>& jobs, double now_seconds, Output* ou
 }
 
 void WriteYaml(const v1::Job& job, Output* output) {
-  output->Line("# " + Printable(job.name()) + ": " + StateName(job.state()) + ", step " + Steps(job));
+  output->Line("# " + Printable(job.name()) + ": " + StateName(job.state()) + ", step " +
+               Steps(job));
   output->data() << JobSpecToYaml(job.spec()) << std::flush;
 }
 
@@ -172,12 +177,15 @@ void WriteJob(const v1::Job& job, double now_seconds, Output* output) {
 std::string WhyItWaits(const v1::Job& job) {
   const std::string resume = "; `oom resume " + JobId(job.name()) + "` queues it again";
   switch (job.state()) {
-    case v1::JOB_STATE_SUSPENDED: return "suspended at step " + std::to_string(job.step()) + resume;
+    case v1::JOB_STATE_SUSPENDED:
+      return "suspended at step " + std::to_string(job.step()) + resume;
     case v1::JOB_STATE_RECOVERING:
-      return "attempt " + std::to_string(job.attempt()) + " failed; the next one starts from step " +
-             std::to_string(job.durable_step());
-    case v1::JOB_STATE_QUEUED: break;
-    default: return "";
+      return "attempt " + std::to_string(job.attempt()) +
+             " failed; the next one starts from step " + std::to_string(job.durable_step());
+    case v1::JOB_STATE_QUEUED:
+      break;
+    default:
+      return "";
   }
   std::string why;
   if (job.jobs_ahead() > 0) {
@@ -192,7 +200,8 @@ void WriteDescription(const v1::Job& job, double now_seconds, Output* output) {
   if (!output->is_table()) return WriteJob(job, now_seconds, output);
   Row("Name", JobId(job.name()), output);
   Row("Uid", job.uid(), output);
-  output->Line("State:          " + output->Paint(StateName(job.state()), StateColour(job.state())));
+  output->Line("State:          " +
+               output->Paint(StateName(job.state()), StateColour(job.state())));
   Row("Reason", job.reason(), output);
   Row("Message", job.message(), output);
   Row("Waits for", WhyItWaits(job), output);
@@ -205,10 +214,10 @@ void WriteDescription(const v1::Job& job, double now_seconds, Output* output) {
         output);
   }
   Row("Time left", Left(job) == "-" ? "" : Left(job), output);
-  Row("Attempt", std::to_string(job.attempt()) + ", failures " + std::to_string(job.failure_count()),
-      output);
-  Row("Created", LocalTime(job.create_time()) + " (" + Age(job.create_time(), now_seconds) + " ago)",
-      output);
+  Row("Attempt",
+      std::to_string(job.attempt()) + ", failures " + std::to_string(job.failure_count()), output);
+  Row("Created",
+      LocalTime(job.create_time()) + " (" + Age(job.create_time(), now_seconds) + " ago)", output);
   if (job.has_start_time()) Row("Started", LocalTime(job.start_time()), output);
   if (job.has_end_time()) Row("Ended", LocalTime(job.end_time()), output);
   Row("Priority", std::to_string(job.spec().priority()), output);
@@ -224,8 +233,8 @@ void WriteDescription(const v1::Job& job, double now_seconds, Output* output) {
         output);
   }
   for (const auto& [key, value] : job.spec().labels()) Row("Label", key + "=" + value, output);
-  Row("Model", job.spec().model().path().empty() ? job.spec().model().config()
-                                                 : job.spec().model().path(),
+  Row("Model",
+      job.spec().model().path().empty() ? job.spec().model().config() : job.spec().model().path(),
       output);
   Row("Data", job.spec().data().train(), output);
   Row("Output", job.spec().output(), output);
@@ -236,11 +245,18 @@ void WriteEvent(const v1::JobEvent& event, Output* output) {
   const v1::Job& job = event.job();
   switch (output->form()) {
     case OutputForm::kJson:
-    case OutputForm::kJsonl: output->Line(MessageToJson(event, false)); return;
-    case OutputForm::kName: output->Line(JobId(job.name())); return;
-    case OutputForm::kYaml: output->data() << "---\n" << MessageToYaml(event) << std::flush; return;
+    case OutputForm::kJsonl:
+      output->Line(MessageToJson(event, false));
+      return;
+    case OutputForm::kName:
+      output->Line(JobId(job.name()));
+      return;
+    case OutputForm::kYaml:
+      output->data() << "---\n" << MessageToYaml(event) << std::flush;
+      return;
     case OutputForm::kTable:
-    case OutputForm::kWide: break;
+    case OutputForm::kWide:
+      break;
   }
   if (event.kind() == v1::JOB_EVENT_KIND_BOOKMARK) return;
   std::string line = LocalTime(event.time()).substr(0, 19) + "  " + Printable(JobId(job.name())) +
@@ -254,23 +270,34 @@ void WriteEvent(const v1::JobEvent& event, Output* output) {
 
 void WriteNode(const v1::Node& node, Output* output) {
   switch (output->form()) {
-    case OutputForm::kJson: output->Line(MessageToJson(node, true)); return;
-    case OutputForm::kJsonl: output->Line(MessageToJson(node, false)); return;
-    case OutputForm::kYaml: output->data() << MessageToYaml(node) << std::flush; return;
-    case OutputForm::kName: output->Line(Printable(node.name())); return;
+    case OutputForm::kJson:
+      output->Line(MessageToJson(node, true));
+      return;
+    case OutputForm::kJsonl:
+      output->Line(MessageToJson(node, false));
+      return;
+    case OutputForm::kYaml:
+      output->data() << MessageToYaml(node) << std::flush;
+      return;
+    case OutputForm::kName:
+      output->Line(Printable(node.name()));
+      return;
     case OutputForm::kTable:
-    case OutputForm::kWide: break;
+    case OutputForm::kWide:
+      break;
   }
-  Row("Node", node.name() + ", oomd " + node.version() + ", up " + FormatSeconds(node.uptime_seconds()),
+  Row("Node",
+      node.name() + ", oomd " + node.version() + ", up " + FormatSeconds(node.uptime_seconds()),
       output);
-  Row("Jobs", std::to_string(node.running_jobs()) + " running, " + std::to_string(node.queued_jobs()) +
-                  " queued",
+  Row("Jobs",
+      std::to_string(node.running_jobs()) + " running, " + std::to_string(node.queued_jobs()) +
+          " queued",
       output);
   Row("Cpus", std::to_string(node.cpu_count()), output);
   Row("Memory limit", node.memory_limit_source(), output);
-  Row("Locked memory", node.locked_memory_limit_bytes() < 0
-                           ? "unlimited"
-                           : FormatBytes(node.locked_memory_limit_bytes()),
+  Row("Locked memory",
+      node.locked_memory_limit_bytes() < 0 ? "unlimited"
+                                           : FormatBytes(node.locked_memory_limit_bytes()),
       output);
   Row("Metrics", node.metrics_address(), output);
   output->Line("");

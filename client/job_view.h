@@ -1,4 +1,5 @@
-// Jobs and nodes as text for humans and scripts. Pure functions but for what they write to `output`.
+// Jobs and nodes as text for humans and scripts. Pure functions but for what they write to
+// `output`.
 
 #pragma once
 
@@ -13,7 +14,8 @@ namespace oom {
 
 // "RUNNING".
 std::string StateName(v1::JobState state);
-// The state of a name such as "running"; JOB_STATE_UNSPECIFIED when there is none. `closest` may be null.
+// The state of a name such as "running"; JOB_STATE_UNSPECIFIED when there is none. `closest` may be
+// null.
 v1::JobState ParseState(const std::string& name, std::string* closest);
 
 // Every form: a table, a JSON list, one job a line, YAML job files, names.

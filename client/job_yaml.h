@@ -13,9 +13,10 @@ namespace oom {
 inline constexpr int64_t kJobFileLimitBytes = int64_t{1} << 20;
 
 // Parses `text`; `file` appears in errors. Relative paths (model.path, model.config, data.train,
-// data.evaluation, output, plan unless "auto", resume unless "auto" or "never") are taken from `folder`,
-// which must be absolute. Fails with kInvalidArgument, field() set: a syntax error, an unknown key or a
-// value of the wrong type with its line, or all missing required fields in one message.
+// data.evaluation, output, plan unless "auto", resume unless "auto" or "never") are taken from
+// `folder`, which must be absolute. Fails with kInvalidArgument, field() set: a syntax error, an
+// unknown key or a value of the wrong type with its line, or all missing required fields in one
+// message.
 Result<v1::JobSpec> ParseJobYaml(const std::string& text, const std::string& file,
                                  const std::string& folder);
 

@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <future>
-#include <random>
 #include <set>
 #include <utility>
 
@@ -43,8 +42,10 @@ Code CodeOf(grpc::StatusCode code) {
   switch (code) {
     // The codes that no caller branches on.
     case grpc::StatusCode::UNKNOWN:
-    case grpc::StatusCode::UNIMPLEMENTED: return Code::kInternal;
-    default: return static_cast<Code>(code);
+    case grpc::StatusCode::UNIMPLEMENTED:
+      return Code::kInternal;
+    default:
+      return static_cast<Code>(code);
   }
 }
 
@@ -161,9 +162,10 @@ struct OomClient::Impl {
     return !cancel_streams;
   }
 
-  // Calls `call(context)` until it is not UNAVAILABLE, or attempts or time run out. `before_retry` may
-  // end it early by returning true.
-  Status Retry(double default_seconds, const std::function<grpc::Status(grpc::ClientContext*)>& call,
+  // Calls `call(context)` until it is not UNAVAILABLE, or attempts or time run out. `before_retry`
+  // may end it early by returning true.
+  Status Retry(double default_seconds,
+               const std::function<grpc::Status(grpc::ClientContext*)>& call,
                const std::function<bool()>& before_retry = nullptr) {
     const Clock::time_point deadline = has_deadline ? this->deadline : After(default_seconds);
     OOM_RETURN_IF_ERROR(CheckDeadline());
@@ -228,7 +230,8 @@ OomClient::~OomClient() = default;
 
 std::string OomClient::DefaultAddress() {
   if (const std::string host = Environment("OOM_HOST"); !host.empty()) return host;
-  if (const std::string run = Environment("XDG_RUNTIME_DIR"); !run.empty()) return run + "/oomd.sock";
+  if (const std::string run = Environment("XDG_RUNTIME_DIR"); !run.empty())
+    return run + "/oomd.sock";
   if (const std::string state = Environment("XDG_STATE_HOME"); !state.empty()) {
     return state + "/oom/oomd.sock";
   }
@@ -249,7 +252,8 @@ Result<std::unique_ptr<OomClient>> OomClient::Create(const Options& options) {
         .WithField("--host");
   }
   if (impl->path.size() >= sizeof(sockaddr_un::sun_path)) {
-    return Status(Code::kInvalidArgument, "the socket's path is longer than 107 bytes: " + impl->path)
+    return Status(Code::kInvalidArgument,
+                  "the socket's path is longer than 107 bytes: " + impl->path)
         .WithField("--host");
   }
   grpc::ChannelArguments arguments;
@@ -294,8 +298,8 @@ Result<v1::Job> OomClient::CancelJob(const v1::CancelJobRequest& request) {
     const Result<v1::Job> seen = GetJob(request.name());
     if (!seen.ok()) return false;
     job = *seen;
-    return request.mode() != v1::CANCEL_MODE_NOW && (job.state() == v1::JOB_STATE_STOPPING ||
-                                                     job.state() == v1::JOB_STATE_CANCELLED);
+    return request.mode() != v1::CANCEL_MODE_NOW &&
+           (job.state() == v1::JOB_STATE_STOPPING || job.state() == v1::JOB_STATE_CANCELLED);
   };
   OOM_RETURN_IF_ERROR(impl_->Retry(
       kUnarySeconds,
@@ -332,8 +336,9 @@ Result<v1::Node> OomClient::GetNode() {
 }
 
 Result<bool> OomClient::IsServing(const std::string& service) {
-  // HealthCheckRequest is one string with number 1 and HealthCheckResponse one enum with number 1, which
-  // is how these two wrappers look on the wire; Debian ships no generated code for the health service.
+  // HealthCheckRequest is one string with number 1 and HealthCheckResponse one enum with number 1,
+  // which is how these two wrappers look on the wire; Debian ships no generated code for the health
+  // service.
   google::protobuf::StringValue request;
   google::protobuf::Int32Value response;
   constexpr int kServing = 1;
@@ -342,8 +347,8 @@ Result<bool> OomClient::IsServing(const std::string& service) {
       impl_->channel);
   OOM_RETURN_IF_ERROR(impl_->Retry(kUnarySeconds, [&](grpc::ClientContext* context) {
     std::promise<grpc::Status> done;
-    stub.UnaryCall(context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &response,
-                   [&done](grpc::Status status) { done.set_value(std::move(status)); });
+    stub.UnaryCall(context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request,
+                   &response, [&done](grpc::Status status) { done.set_value(std::move(status)); });
     return done.get_future().get();
   }));
   return response.value() == kServing;
@@ -376,21 +381,5 @@ void OomClient::AllowStreams() {
 }
 
 bool OomClient::Backoff(int attempt) { return impl_->Wait(Impl::BackoffTime(attempt)); }
-
-std::string RandomRequestId() {
-  std::random_device random;
-  unsigned char bytes[16];
-  for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
-  bytes[6] = static_cast<unsigned char>((bytes[6] & 0x0f) | 0x40);
-  bytes[8] = static_cast<unsigned char>((bytes[8] & 0x3f) | 0x80);
-  std::string text;
-  for (int i = 0; i < 16; ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    constexpr char kDigits[] = "0123456789abcdef";
-    text += kDigits[bytes[i] >> 4];
-    text += kDigits[bytes[i] & 15];
-  }
-  return text;
-}
 
 }  // namespace oom

@@ -1,11 +1,12 @@
-// OomClient calls oomd over its Unix socket: deadlines, retries, and errors decoded into Status. gRPC
-// stays behind it: oom_client.cc alone includes it.
+// OomClient calls oomd over its Unix socket: deadlines, retries, and errors decoded into Status.
+// gRPC stays behind it: oom_client.cc alone includes it.
 //
-// Every call returns the server's code with ErrorInfo.reason as reason() and the first field violation as
-// field(); all violations are in the message. UNAVAILABLE is tried `attempts` times (0.1 to 1 s apart)
-// within the deadline; every change is safe to repeat: CreateJob by its request_id, CancelJob by looking
-// first. kPermissionDenied also when the socket may not be opened or belongs to another user.
-// Thread-safe. CancelStreams may be called while another thread reads a stream.
+// Every call returns the server's code with ErrorInfo.reason as reason() and the first field
+// violation as field(); all violations are in the message. UNAVAILABLE is tried `attempts` times
+// (0.1 to 1 s apart) within the deadline; every change is safe to repeat: CreateJob by its
+// request_id, CancelJob by looking first. kPermissionDenied also when the socket may not be opened
+// or belongs to another user. Thread-safe. CancelStreams may be called while another thread reads a
+// stream.
 
 #pragma once
 
@@ -24,9 +25,9 @@ class OomClient {
   struct Options {
     // A path, or "unix:" and a path; empty: DefaultAddress().
     std::string address;
-    // For everything this client does, from Create on; then kDeadlineExceeded. 0: streams have none, a
-    // call with its retries 10 s (60 s for CreateJob, which plans, and an hour for CheckpointJob, which
-    // returns when the checkpoint is durable).
+    // For everything this client does, from Create on; then kDeadlineExceeded. 0: streams have
+    // none, a call with its retries 10 s (60 s for CreateJob, which plans, and an hour for
+    // CheckpointJob, which returns when the checkpoint is durable).
     double timeout_seconds = 0.0;
     int attempts = 4;
   };
@@ -56,8 +57,9 @@ class OomClient {
   // grpc.health.v1: whether `service` ("", "readiness", "liveness") serves.
   Result<bool> IsServing(const std::string& service);
 
-  // Call `on_event` for each event until it returns false, the server ends the stream, or CancelStreams.
-  // kOk when `on_event` ended it or the server did; kCancelled by CancelStreams. No retries.
+  // Call `on_event` for each event until it returns false, the server ends the stream, or
+  // CancelStreams. kOk when `on_event` ended it or the server did; kCancelled by CancelStreams. No
+  // retries.
   Status WatchJobs(const v1::WatchJobsRequest& request,
                    const std::function<bool(const v1::JobEvent&)>& on_event);
   Status StreamLogs(const v1::StreamLogsRequest& request,
@@ -67,7 +69,8 @@ class OomClient {
   void CancelStreams();
   void AllowStreams();
 
-  // Waits before attempt `attempt` (from 1) as a retry does. Returns false when streams are cancelled.
+  // Waits before attempt `attempt` (from 1) as a retry does. Returns false when streams are
+  // cancelled.
   bool Backoff(int attempt);
 
  private:
@@ -75,8 +78,5 @@ class OomClient {
   explicit OomClient(std::unique_ptr<Impl> impl);
   const std::unique_ptr<Impl> impl_;
 };
-
-// 36 characters, random (UUID version 4): a request_id.
-std::string RandomRequestId();
 
 }  // namespace oom

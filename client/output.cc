@@ -8,30 +8,11 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "client/utf8.h"
 #include "runtime/base/check.h"
 
 namespace oom {
 namespace {
-
-// The bytes of the UTF-8 character at the start of `text`; 0 when it is broken. Rejects overlong forms,
-// surrogates and values above U+10FFFF.
-size_t CharacterBytes(std::string_view text, uint32_t* value) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  if (byte(0) < 0x80) {
-    *value = byte(0);
-    return 1;
-  }
-  const size_t length = byte(0) >= 0xf0 ? 4 : byte(0) >= 0xe0 ? 3 : 2;
-  if (byte(0) < 0xc2 || byte(0) > 0xf4 || text.size() < length) return 0;
-  *value = byte(0) & (0xffu >> (length + 1));
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-    *value = (*value << 6) | (byte(i) & 0x3f);
-  }
-  const uint32_t least = length == 4 ? 0x10000 : length == 3 ? 0x800 : 0x80;
-  if (*value < least || *value > 0x10ffff || (*value >= 0xd800 && *value < 0xe000)) return 0;
-  return length;
-}
 
 bool IsControl(uint32_t value) {
   // C0, DEL, C1, and the marks that reverse the direction of the text around them.
@@ -48,10 +29,14 @@ size_t Width(std::string_view text) {
 
 const char* ColourCode(Colour colour) {
   switch (colour) {
-    case Colour::kRed: return "\x1b[31m";
-    case Colour::kGreen: return "\x1b[32m";
-    case Colour::kYellow: return "\x1b[33m";
-    case Colour::kGrey: return "\x1b[90m";
+    case Colour::kRed:
+      return "\x1b[31m";
+    case Colour::kGreen:
+      return "\x1b[32m";
+    case Colour::kYellow:
+      return "\x1b[33m";
+    case Colour::kGrey:
+      return "\x1b[90m";
   }
   return "";
 }
@@ -63,9 +48,9 @@ std::string Printable(std::string_view text, bool keep_newlines) {
   out.reserve(text.size());
   while (!text.empty()) {
     uint32_t value = 0;
-    const size_t length = CharacterBytes(text, &value);
-    const bool keep = length > 0 && (value == '\t' || (keep_newlines && value == '\n') ||
-                                     !IsControl(value));
+    const size_t length = Utf8CharacterBytes(text, &value);
+    const bool keep =
+        length > 0 && (value == '\t' || (keep_newlines && value == '\n') || !IsControl(value));
     if (keep) {
       out.append(text.substr(0, length));
     } else {

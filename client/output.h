@@ -1,6 +1,6 @@
-// Where `oom` writes: data to standard output, messages to standard error, colour only on a terminal and
-// without NO_COLOR. Text that came from outside is made printable before it reaches a terminal.
-// Not thread-safe; the streams must outlive it.
+// Where `oom` writes: data to standard output, messages to standard error, colour only on a
+// terminal and without NO_COLOR. Text that came from outside is made printable before it reaches a
+// terminal. Not thread-safe; the streams must outlive it.
 
 #pragma once
 
@@ -46,7 +46,8 @@ class Output {
   void Line(std::string_view text);
   // A line for a human, not with --quiet. Control characters are escaped.
   void Message(std::string_view text);
-  // Writes as it is to the messages' stream (cursor movement of the progress bar); not with --quiet.
+  // Writes as it is to the messages' stream (cursor movement of the progress bar); not with
+  // --quiet.
   void RawMessage(std::string_view text);
   // "oom: ..." with field and reason where the message does not name them; also with --quiet.
   void Error(const Status& status);

@@ -47,12 +47,19 @@ std::string UpdateCost(const v1::Plan& plan) {
 
 void WritePlan(const v1::Plan& plan, Output* output) {
   switch (output->form()) {
-    case OutputForm::kJson: output->Line(MessageToJson(plan, true)); return;
-    case OutputForm::kJsonl: output->Line(MessageToJson(plan, false)); return;
-    case OutputForm::kYaml: output->data() << MessageToYaml(plan) << std::flush; return;
+    case OutputForm::kJson:
+      output->Line(MessageToJson(plan, true));
+      return;
+    case OutputForm::kJsonl:
+      output->Line(MessageToJson(plan, false));
+      return;
+    case OutputForm::kYaml:
+      output->data() << MessageToYaml(plan) << std::flush;
+      return;
     case OutputForm::kTable:
     case OutputForm::kWide:
-    case OutputForm::kName: break;
+    case OutputForm::kName:
+      break;
   }
   int streamed = 0;
   for (const v1::UnitPlan& unit : plan.units()) streamed += unit.home() == v1::STATE_HOME_STREAMED;
@@ -65,10 +72,10 @@ void WritePlan(const v1::Plan& plan, Output* output) {
   output->Line("Peak:       " + FormatBytes(estimate.host_bytes_peak()) + " host, " +
                FormatBytes(estimate.device_bytes_peak()) + " a device");
   output->Line("Disk:       " + FormatBytes(estimate.checkpoint_disk_bytes()) + " for checkpoints");
-  output->Line("Step:       at least " + FormatNumber(estimate.step_seconds_lower_bound(), 4) + " s" +
-               (estimate.step_seconds() > 0
-                    ? ", expected " + FormatNumber(estimate.step_seconds(), 4) + " s"
-                    : ""));
+  output->Line(
+      "Step:       at least " + FormatNumber(estimate.step_seconds_lower_bound(), 4) + " s" +
+      (estimate.step_seconds() > 0 ? ", expected " + FormatNumber(estimate.step_seconds(), 4) + " s"
+                                   : ""));
   output->Line("");
   WriteMemory(estimate, output);
   output->Line("");
@@ -81,8 +88,8 @@ void WritePlan(const v1::Plan& plan, Output* output) {
   output->Line("");
   Table units({"UNIT", "HOME", "DELIVERY", "NUMA"});
   for (const v1::UnitPlan& unit : plan.units()) {
-    units.AddRow({unit.unit(), Name(unit.home()), Name(unit.delivery()),
-                  std::to_string(unit.numa_node())});
+    units.AddRow(
+        {unit.unit(), Name(unit.home()), Name(unit.delivery()), std::to_string(unit.numa_node())});
   }
   units.Write(output);
 }

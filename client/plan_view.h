@@ -7,8 +7,9 @@
 
 namespace oom {
 
-// Table forms: memory by space, disk for checkpoints, the lower bound of the step time by resource, what
-// clipping costs. json, jsonl: a plan file, which `plan:` of a job accepts. yaml: the same for reading.
+// Table forms: memory by space, disk for checkpoints, the lower bound of the step time by resource,
+// what clipping costs. json, jsonl: a plan file, which `plan:` of a job accepts. yaml: the same for
+// reading.
 void WritePlan(const v1::Plan& plan, Output* output);
 
 }  // namespace oom

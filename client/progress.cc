@@ -50,7 +50,8 @@ std::string ProgressBar(const v1::Job& job, int columns) {
   std::string text = "[" + std::string(done, '#') + std::string(kBarColumns - done, '.') + "] ";
   text += FormatNumber(std::floor(share * 100), 0) + "%  " + ProgressText(job);
   // A line that wraps could not be erased again.
-  if (static_cast<int>(text.size()) >= columns) text.resize(static_cast<size_t>(std::max(columns - 1, 0)));
+  if (static_cast<int>(text.size()) >= columns)
+    text.resize(static_cast<size_t>(std::max(columns - 1, 0)));
   return text;
 }
 

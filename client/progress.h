@@ -1,6 +1,6 @@
-// ProgressPrinter shows a followed job: one bar that redraws itself on a terminal, elsewhere one line for
-// each change of state, for the first step, then one each `interval_seconds`. Writes messages only.
-// Not thread-safe; the output must outlive it.
+// ProgressPrinter shows a followed job: one bar that redraws itself on a terminal, elsewhere one
+// line for each change of state, for the first step, then one each `interval_seconds`. Writes
+// messages only. Not thread-safe; the output must outlive it.
 
 #pragma once
 

@@ -16,7 +16,8 @@ constexpr size_t kLongestJobId = 63;
 bool IsJobId(std::string_view id) {
   const auto lower = [](char c) { return c >= 'a' && c <= 'z'; };
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
-  if (id.empty() || id.size() > kLongestJobId || !lower(id.front()) || id.back() == '-') return false;
+  if (id.empty() || id.size() > kLongestJobId || !lower(id.front()) || id.back() == '-')
+    return false;
   return std::all_of(id.begin(), id.end(),
                      [&](char c) { return lower(c) || digit(c) || c == '-'; });
 }

@@ -9,10 +9,13 @@
 #include <sstream>
 #include <utility>
 
+#include "client/utf8.h"
+
 namespace oom {
 namespace {
 
-// Comes after the text. yaml-cpp closes a quoted scalar that the file leaves open; then this is in it.
+// Comes after the text. yaml-cpp closes a quoted scalar that the file leaves open; then this is in
+// it.
 constexpr std::string_view kEndComment = "# end of the file";
 
 Status ErrorAt(const std::string& file, int line, const std::string& message) {
@@ -38,6 +41,7 @@ class TreeBuilder : public YAML::EventHandler {
                 const std::string& value) override {
     // yaml-cpp gives "?" to plain and "!" to quoted scalars that have no tag of their own.
     if (!tag.empty() && tag != "?" && tag != "!") Fail(mark, "tags are not supported");
+    if (!IsUtf8(value)) Fail(mark, "not UTF-8");
     YamlTree& scalar = Add(mark, anchor, YamlTree::Kind::kScalar);
     scalar.text = value;
     scalar.quoted = tag == "!";
@@ -137,10 +141,14 @@ Status CheckKeys(const YamlTree& tree, const std::string& file) {
 
 std::string_view YamlKindName(YamlTree::Kind kind) {
   switch (kind) {
-    case YamlTree::Kind::kNull: return "nothing";
-    case YamlTree::Kind::kScalar: return "a single value";
-    case YamlTree::Kind::kList: return "a list";
-    case YamlTree::Kind::kMap: return "a map";
+    case YamlTree::Kind::kNull:
+      return "nothing";
+    case YamlTree::Kind::kScalar:
+      return "a single value";
+    case YamlTree::Kind::kList:
+      return "a list";
+    case YamlTree::Kind::kMap:
+      return "a map";
   }
   return "";
 }

@@ -1,7 +1,6 @@
-// YamlTree is a parsed YAML document as plain values that know their line. It is built from yaml-cpp's
-// events, so anchors, aliases and tags, which a job file never needs, are refused instead of expanded: a
-// hostile file costs at most its own size.
-// Values; thread-compatible.
+// YamlTree is a parsed YAML document as plain values that know their line. It is built from
+// yaml-cpp's events, so anchors, aliases and tags, which a job file never needs, are refused
+// instead of expanded: a hostile file costs at most its own size. Values; thread-compatible.
 
 #pragma once
 
@@ -30,8 +29,9 @@ struct YamlTree {
 // "a text", "a list", ...
 std::string_view YamlKindName(YamlTree::Kind kind);
 
-// Parses the only document of `text`; an empty one is a kNull. Fails with kInvalidArgument and a message
-// that starts with `file`:line on a syntax error, a second document, a repeated key, an alias.
+// Parses the only document of `text`; an empty one is a kNull. Fails with kInvalidArgument and a
+// message that starts with `file`:line on a syntax error, a second document, a repeated key, an
+// alias.
 Result<YamlTree> ParseYaml(const std::string& text, const std::string& file);
 
 }  // namespace oom

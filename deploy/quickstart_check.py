@@ -12,6 +12,7 @@ import pathlib
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 root = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(root / "tools"), str(root / "tests" / "parity")]
 

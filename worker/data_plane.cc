@@ -75,9 +75,9 @@ Status CpuDataPlane::StoreGradient(const Node& node, int64_t step, const float* 
   const Chunk& chunk = layout.chunks()[node.chunk];
   const int64_t sequence = layout.ring_sequence(node.chunk, step);
   if (sequence >= 0) {
-    // The slot's last occupant has to be gone.
-    OOM_RETURN_IF_ERROR(
-        Await(options_.page->backlog_freed(), sequence - layout.ring_slot_count() + 1));
+    // The slot's last occupant has to be gone; the first round finds the slots empty.
+    const int64_t freed = std::max<int64_t>(0, sequence - layout.ring_slot_count() + 1);
+    OOM_RETURN_IF_ERROR(Await(options_.page->backlog_freed(), freed));
   }
   const std::span<const float> partial(unit_gradient + chunk.first_element,
                                        static_cast<size_t>(chunk.elements));
@@ -106,6 +106,11 @@ Status CpuDataPlane::StoreRows(const Node& node, int64_t step,
   const SharedLayout& layout = *options_.layout;
   const SharedLayout::RowGradient rows = layout.embedding_rows(options_.rank);
   OOM_CHECK(static_cast<int64_t>(row_numbers.size()) <= rows.max_rows);
+  // Every update of the step before has to have read the rows in there; the gather waited for those chunks alone
+  // that hold rows of this batch.
+  for (int64_t c = layout.first_chunk(node.unit); c < layout.first_chunk(node.unit + 1); ++c) {
+    OOM_RETURN_IF_ERROR(AwaitVersion(c, step));
+  }
   std::byte* base = options_.pools->At(rows.region);
   const auto count = static_cast<int64_t>(row_numbers.size());
   std::memcpy(base, &count, sizeof(count));
@@ -148,6 +153,8 @@ Status CpuDataPlane::Norm(const Node& node, int64_t step) {
   for (int rank = 0; rank < layout.rank_count(); ++rank) {
     OOM_RETURN_IF_ERROR(Await(options_.page->landed(rank, node.chunk), step + 1));
   }
+  // The job host adds up norm_squares of the step before until it says so.
+  OOM_RETURN_IF_ERROR(Await(options_.page->clip_known(), step));
   const auto blocks = static_cast<size_t>(chunk.elements / kBlockElements);
   const bool finite = update_.Squares(
       node.chunk, step, 0,
@@ -172,7 +179,8 @@ Status CpuDataPlane::AwaitGate(int64_t step, double* clip) const {
     bool finite = true;
     for (int rank = 0; rank < options_.layout->rank_count(); ++rank) {
       OOM_RETURN_IF_ERROR(Await(page.loss_known(rank), step + 1));
-      finite = finite && std::isfinite(page.rank_record(rank, step).loss_sum);
+      const RankRecord& record = page.rank_record(rank, step);
+      finite = finite && std::isfinite(record.loss_sum) && std::isfinite(record.auxiliary_loss);
     }
     if (finite) return Status::Ok();
     // The job host ends this attempt: until it does, nothing is applied.

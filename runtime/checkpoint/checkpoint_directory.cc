@@ -78,7 +78,8 @@ Status CheckFileSize(const std::string& path, int64_t expected_bytes) {
   if (!S_ISREG(info.st_mode)) return Status(Code::kDataLoss, path + " is not a regular file");
   if (info.st_size != expected_bytes) {
     return Status(Code::kDataLoss, path + " has " + std::to_string(info.st_size) +
-                                       " bytes; its manifest says " + std::to_string(expected_bytes));
+                                       " bytes; its manifest says " +
+                                       std::to_string(expected_bytes));
   }
   return Status::Ok();
 }
@@ -196,9 +197,10 @@ Result<FoundCheckpoint> FindNewestCheckpoint(const std::string& output_directory
   if (found.skipped.empty()) {
     return Status(Code::kNotFound, "no checkpoint in " + CheckpointsDirectory(output_directory));
   }
-  return Status(Code::kDataLoss, "none of the " + std::to_string(found.skipped.size()) +
-                                     " checkpoints in " + CheckpointsDirectory(output_directory) +
-                                     " is whole; the newest: " + found.skipped.front().status.message())
+  return Status(Code::kDataLoss,
+                "none of the " + std::to_string(found.skipped.size()) + " checkpoints in " +
+                    CheckpointsDirectory(output_directory) +
+                    " is whole; the newest: " + found.skipped.front().status.message())
       .WithReason("CHECKPOINT_CORRUPT")
       .WithField(found.skipped.front().path);
 }
@@ -207,7 +209,8 @@ Status CheckResume(const Manifest& manifest, const ResumeRequest& request) {
   const auto refuse = [](const std::string& message, const std::string& field) {
     return Status(Code::kFailedPrecondition, message).WithReason("INVALID_INPUT").WithField(field);
   };
-  const bool same_job = manifest.job_uid == request.job_uid || manifest.job_name == request.job_name;
+  const bool same_job =
+      manifest.job_uid == request.job_uid || manifest.job_name == request.job_name;
   if (!same_job && !request.explicit_path) {
     return refuse("the output directory holds checkpoints of job \"" + manifest.job_name + "\" (" +
                       manifest.job_uid + "), not of \"" + request.job_name + "\"",
@@ -263,7 +266,8 @@ Result<std::vector<std::string>> ApplyRetention(const std::string& output_direct
     old.push_back(checkpoint.path);
   }
   if (old.empty()) return old;
-  const std::string newest = CheckpointsDirectory(output_directory) + "/" + CheckpointName(newest_step);
+  const std::string newest =
+      CheckpointsDirectory(output_directory) + "/" + CheckpointName(newest_step);
   OOM_RETURN_IF_ERROR(VerifyCheckpoint(newest, {.bypass_cache = true}));
   for (const std::string& path : old) OOM_RETURN_IF_ERROR(RemoveCheckpoint(path));
   OOM_RETURN_IF_ERROR(SyncDirectory(CheckpointsDirectory(output_directory)));

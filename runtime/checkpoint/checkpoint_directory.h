@@ -1,6 +1,6 @@
-// The checkpoints of an output directory: <output>/checkpoints/step-00000100/, each complete or not there.
-// Anything named step-*.tmp.* is work in progress, or what is left of it; such a directory is locked
-// (flock) while its writer lives. Functions; thread-safe.
+// The checkpoints of an output directory: <output>/checkpoints/step-00000100/, each complete or not
+// there. Anything named step-*.tmp.* is work in progress, or what is left of it; such a directory
+// is locked (flock) while its writer lives. Functions; thread-safe.
 
 #pragma once
 
@@ -30,11 +30,12 @@ Result<std::vector<ListedCheckpoint>> ListCheckpoints(const std::string& output_
 Result<Manifest> ReadCheckpointManifest(const std::string& checkpoint_directory);
 
 struct VerifyOptions {
-  // Drops what was read from the page cache: reads what the disk holds, and leaves others' pages alone.
+  // Drops what was read from the page cache: reads what the disk holds, and leaves others' pages
+  // alone.
   bool bypass_cache = false;
 };
-// Also reads every byte and checks every CRC, with several threads. Codes of ReadCheckpointManifest; the
-// message names file and piece.
+// Also reads every byte and checks every CRC, with several threads. Codes of
+// ReadCheckpointManifest; the message names file and piece.
 Status VerifyCheckpoint(const std::string& checkpoint_directory, const VerifyOptions& options = {});
 
 struct SkippedCheckpoint {
@@ -49,8 +50,8 @@ struct FoundCheckpoint {
 struct FindOptions {
   std::string job_uid;  // Not empty: only this job's checkpoints.
 };
-// The newest checkpoint that verifies. Fails with kNotFound if there is none at all, and with kDataLoss
-// (reason CHECKPOINT_CORRUPT) if none of those that exist is whole.
+// The newest checkpoint that verifies. Fails with kNotFound if there is none at all, and with
+// kDataLoss (reason CHECKPOINT_CORRUPT) if none of those that exist is whole.
 Result<FoundCheckpoint> FindNewestCheckpoint(const std::string& output_directory,
                                              const FindOptions& options = {});
 
@@ -63,19 +64,21 @@ struct ResumeRequest {
   // The user named this checkpoint: it may come from a job of another name.
   bool explicit_path = false;
 };
-// Fails with kFailedPrecondition, field "output" (another job's), "precision" or "model", both values named.
-// A job of the same name may go on where an earlier submission stopped.
+// Fails with kFailedPrecondition, field "output" (another job's), "precision" or "model", both
+// values named. A job of the same name may go on where an earlier submission stopped.
 Status CheckResume(const Manifest& manifest, const ResumeRequest& request);
 
 // Removes step-*.tmp.* that no living process writes. Codes of ErrnoStatus.
 Status RemoveStaleTemporaries(const std::string& output_directory);
 
-// Renames the checkpoint to a temporary name, then removes it, so that it is never half there under its own.
+// Renames the checkpoint to a temporary name, then removes it, so that it is never half there under
+// its own.
 Status RemoveCheckpoint(const std::string& checkpoint_directory);
 
-// Removes all checkpoints older than `newest_step` but the newest `keep` - 1 of them (keep counts at least
-// as 2). The one at newest_step is verified first; if it is not whole nothing is removed. Later steps are another
-// run's and stay. Returns the paths that were removed. Codes of VerifyCheckpoint and ErrnoStatus.
+// Removes all checkpoints older than `newest_step` but the newest `keep` - 1 of them (keep counts
+// at least as 2). The one at newest_step is verified first; if it is not whole nothing is removed.
+// Later steps are another run's and stay. Returns the paths that were removed. Codes of
+// VerifyCheckpoint and ErrnoStatus.
 Result<std::vector<std::string>> ApplyRetention(const std::string& output_directory,
                                                 int64_t newest_step, int keep);
 

@@ -34,9 +34,9 @@ Result<std::unique_ptr<CheckpointSource>> CheckpointSource::Open(
   OOM_ASSIGN_OR_RETURN(source->manifest_, ReadCheckpointManifest(checkpoint_directory));
   const std::vector<ManifestFile>& files = source->manifest_.files;
   if (files.size() != units.size()) {
-    return Status(Code::kInvalidArgument, checkpoint_directory + ": holds " +
-                                              std::to_string(files.size()) + " units; the model has " +
-                                              std::to_string(units.size()));
+    return Status(Code::kInvalidArgument,
+                  checkpoint_directory + ": holds " + std::to_string(files.size()) +
+                      " units; the model has " + std::to_string(units.size()));
   }
   for (size_t i = 0; i < units.size(); ++i) {
     OOM_ASSIGN_OR_RETURN(auto unit,
@@ -59,16 +59,17 @@ Result<CheckpointSource::Unit> CheckpointSource::OpenUnit(const std::string& pat
     opened.elements = tensor.elements;
     for (const StateArray array : kStateArrays) {
       const std::string name = StateTensorName(array, tensor.name);
-      const auto found = std::find_if(header.tensors.begin(), header.tensors.end(),
-                                      [&](const SafetensorInfo& info) { return info.name == name; });
+      const auto found =
+          std::find_if(header.tensors.begin(), header.tensors.end(),
+                       [&](const SafetensorInfo& info) { return info.name == name; });
       if (found == header.tensors.end()) {
         return Status(Code::kInvalidArgument, path + ": has no tensor " + name);
       }
       if (found->type != TensorType::kF32 || found->shape != tensor.shape) {
-        return Status(Code::kInvalidArgument,
-                      path + ": tensor " + name + " is " + std::string(TensorTypeName(found->type)) + " " +
-                          FormatShape(found->shape) + "; the model wants F32 " +
-                          FormatShape(tensor.shape));
+        return Status(
+            Code::kInvalidArgument,
+            path + ": tensor " + name + " is " + std::string(TensorTypeName(found->type)) + " " +
+                FormatShape(found->shape) + "; the model wants F32 " + FormatShape(tensor.shape));
       }
       opened.offset_bytes[static_cast<size_t>(array)] = data_offset_bytes + found->offset_bytes;
     }
@@ -87,10 +88,10 @@ Status CheckpointSource::Read(int64_t unit, int64_t tensor, StateArray array, in
   const Tensor& place = opened.tensors[static_cast<size_t>(tensor)];
   const auto count = static_cast<int64_t>(out.size());
   if (first_element < 0 || count > place.elements || first_element > place.elements - count) {
-    return Status(Code::kInvalidArgument,
-                  "elements " + std::to_string(first_element) + " to " +
-                      std::to_string(first_element + count) + " of a tensor with " +
-                      std::to_string(place.elements));
+    return Status(Code::kInvalidArgument, "elements " + std::to_string(first_element) + " to " +
+                                              std::to_string(first_element + count) +
+                                              " of a tensor with " +
+                                              std::to_string(place.elements));
   }
   return opened.reader->Read(place.offset_bytes[static_cast<size_t>(array)] +
                                  first_element * static_cast<int64_t>(sizeof(float)),

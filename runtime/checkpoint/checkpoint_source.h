@@ -1,5 +1,5 @@
-// CheckpointSource yields the state that a checkpoint holds. Every piece of a file is held against its
-// checksum before a byte of it is given out. Read-only; Read is thread-safe.
+// CheckpointSource yields the state that a checkpoint holds. Every piece of a file is held against
+// its checksum before a byte of it is given out. Read-only; Read is thread-safe.
 
 #pragma once
 
@@ -20,8 +20,9 @@ namespace oom {
 
 class CheckpointSource : public StateSource {
  public:
-  // `units` are those of the checkpoint's model, for any number of ranks. Fails with kNotFound, kDataLoss or
-  // kPermissionDenied (file named), kInvalidArgument if the files hold other tensors than the units.
+  // `units` are those of the checkpoint's model, for any number of ranks. Fails with kNotFound,
+  // kDataLoss or kPermissionDenied (file named), kInvalidArgument if the files hold other tensors
+  // than the units.
   static Result<std::unique_ptr<CheckpointSource>> Open(const std::string& checkpoint_directory,
                                                         const std::vector<ParameterUnit>& units);
 

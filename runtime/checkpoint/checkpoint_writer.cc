@@ -43,11 +43,13 @@ Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(Options optio
 Status CheckpointWriter::Reserve() {
   const std::string temporary =
       parent_ + "/" + CheckpointName(options_.manifest.step) + ".tmp." + RandomSuffix();
-  if (::mkdir(temporary.c_str(), 0755) != 0) return ErrnoStatus(errno, "cannot create " + temporary);
+  if (::mkdir(temporary.c_str(), 0755) != 0)
+    return ErrnoStatus(errno, "cannot create " + temporary);
   temporary_ = temporary;
   lock_fd_ = UniqueFd(::open(temporary.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!lock_fd_.valid()) return ErrnoStatus(errno, "cannot open " + temporary);
-  // Where directories cannot be locked, another writer on this output could remove ours; the rename then fails.
+  // Where directories cannot be locked, another writer on this output could remove ours; the rename
+  // then fails.
   static_cast<void>(::flock(lock_fd_.get(), LOCK_EX | LOCK_NB));
   for (const ParameterUnit& unit : options_.units) {
     UnitFileLayout layout = LayOutUnitFile(unit);
@@ -88,7 +90,8 @@ Status CheckpointWriter::WriteTensorPart(int64_t unit, size_t tensor, int64_t fi
                                          int64_t begin, int64_t end, std::span<const float> values,
                                          StateArray array) {
   const TensorSpec& spec = options_.units[static_cast<size_t>(unit)].tensors[tensor];
-  const int64_t base = layouts_[static_cast<size_t>(unit)].offset_bytes[tensor][static_cast<size_t>(array)];
+  const int64_t base =
+      layouts_[static_cast<size_t>(unit)].offset_bytes[tensor][static_cast<size_t>(array)];
   const int64_t offset_bytes =
       base + (begin - spec.offset_elements) * static_cast<int64_t>(sizeof(float));
   const auto part =
@@ -108,7 +111,8 @@ Status CheckpointWriter::Rename(const std::string& path) {
     return Status::Ok();
   }
   if (errno != ENOTEMPTY && errno != EEXIST) return ErrnoStatus(errno, "cannot rename to " + path);
-  // One of this step is there: not whole, or of an abandoned run, else training had gone on from it.
+  // One of this step is there: not whole, or of an abandoned run, else training had gone on from
+  // it.
   if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) {
     std::error_code ignored;  // Under the temporary name; the next writer removes what stays.
     std::filesystem::remove_all(std::exchange(temporary_, ""), ignored);
@@ -116,7 +120,8 @@ Status CheckpointWriter::Rename(const std::string& path) {
   }
   if (errno != EINVAL && errno != ENOSYS) return ErrnoStatus(errno, "cannot replace " + path);
   OOM_RETURN_IF_ERROR(RemoveCheckpoint(path));
-  if (::rename(temporary_.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "cannot rename to " + path);
+  if (::rename(temporary_.c_str(), path.c_str()) != 0)
+    return ErrnoStatus(errno, "cannot rename to " + path);
   temporary_.clear();
   return Status::Ok();
 }

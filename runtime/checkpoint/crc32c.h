@@ -1,5 +1,5 @@
-// CRC32C (Castagnoli), with the CPU's instruction where there is one. CRCs are the finished values that
-// other programs print ("123456789" gives e3069283). Pure functions; thread-safe.
+// CRC32C (Castagnoli), with the CPU's instruction where there is one. CRCs are the finished values
+// that other programs print ("123456789" gives e3069283). Pure functions; thread-safe.
 
 #pragma once
 

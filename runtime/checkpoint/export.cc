@@ -68,9 +68,9 @@ Result<FoundCheckpoint> Choose(const ExportOptions& options, const JobFile& job)
       OOM_ASSIGN_OR_RETURN(found.manifest, ReadCheckpointManifest(checkpoint.path));
       return found;
     }
-    return Status(Code::kNotFound, "no checkpoint of step " + std::to_string(*options.step) + " in " +
-                                       CheckpointsDirectory(options.output_directory) + "; " +
-                                       StepsText(listed));
+    return Status(Code::kNotFound, "no checkpoint of step " + std::to_string(*options.step) +
+                                       " in " + CheckpointsDirectory(options.output_directory) +
+                                       "; " + StepsText(listed));
   }
   auto found = FindNewestCheckpoint(options.output_directory, {.job_uid = job.uid});
   // A job that has written none of its own yet stands where the one before it stopped.
@@ -96,7 +96,8 @@ Result<ExportReport> ExportCheckpoint(const ExportOptions& options) {
     report.destination = options.output_directory + (options.state ? "/export-state" : "/export");
   }
   if (options.state) {
-    OOM_RETURN_IF_ERROR(ExportState(*source, model, units, {.output_directory = report.destination}));
+    OOM_RETURN_IF_ERROR(
+        ExportState(*source, model, units, {.output_directory = report.destination}));
     return report;
   }
   HfExportOptions target{.output_directory = report.destination};

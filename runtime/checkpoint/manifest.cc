@@ -43,7 +43,8 @@ std::string_view FamilyName(Family family) {
   return family == Family::kMixtral ? "mixtral" : "qwen3_moe";
 }
 
-// An integer field of ModelDescription and the range that keeps products of dimensions within int64.
+// An integer field of ModelDescription and the range that keeps products of dimensions within
+// int64.
 struct SizeField {
   const char* name;
   int64_t ModelDescription::*member;
@@ -118,10 +119,10 @@ class Fields {
   int64_t Integer(const char* name, int64_t minimum, int64_t maximum) {
     const Json* value = Take(name);
     if (value == nullptr) return minimum;
-    const bool fits = value->is_number_integer() &&
-                      !(value->is_number_unsigned() &&
-                        value->get<uint64_t>() > static_cast<uint64_t>(maximum)) &&
-                      value->get<int64_t>() >= minimum && value->get<int64_t>() <= maximum;
+    const bool fits =
+        value->is_number_integer() &&
+        !(value->is_number_unsigned() && value->get<uint64_t>() > static_cast<uint64_t>(maximum)) &&
+        value->get<int64_t>() >= minimum && value->get<int64_t>() <= maximum;
     if (!fits) {
       Fail(std::string(name) + " is not an integer from " + std::to_string(minimum) + " to " +
            std::to_string(maximum));
@@ -222,9 +223,11 @@ Status ParseModel(const Json& json, const std::string& where, ModelDescription* 
   return fields.Finish();
 }
 
-// A name that stays in the checkpoint's directory: letters, digits, '-', '_', '.', not starting with '.'.
+// A name that stays in the checkpoint's directory: letters, digits, '-', '_', '.', not starting
+// with '.'.
 bool IsPlainFileName(std::string_view name) {
-  if (name.empty() || name.size() > 200 || name.front() == '.' || name == kManifestName) return false;
+  if (name.empty() || name.size() > 200 || name.front() == '.' || name == kManifestName)
+    return false;
   for (const char c : name) {
     const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                        c == '-' || c == '_' || c == '.';
@@ -286,8 +289,7 @@ Result<Manifest> ParseBody(const Json& json, const std::string& where) {
   std::set<std::string> names;
   for (const Json& entry : *files) {
     ManifestFile file;
-    OOM_RETURN_IF_ERROR(
-        ParseFile(entry, where + ": file " + std::to_string(names.size()), &file));
+    OOM_RETURN_IF_ERROR(ParseFile(entry, where + ": file " + std::to_string(names.size()), &file));
     if (!names.insert(file.name).second) {
       return Status(Code::kDataLoss, where + ": file " + file.name + " is listed twice");
     }
@@ -338,16 +340,16 @@ Result<Manifest> ParseManifest(std::string_view text, std::string_view where) {
   const std::string place(where);
   const size_t tail_bytes = kTail.size() + 8 + kTailEnd.size();
   uint32_t expected = 0;
-  const bool has_tail =
-      text.size() > tail_bytes && text.ends_with(kTailEnd) &&
-      text.substr(text.size() - tail_bytes, kTail.size()) == kTail &&
-      ParseHex(text.substr(text.size() - kTailEnd.size() - 8, 8), &expected);
+  const bool has_tail = text.size() > tail_bytes && text.ends_with(kTailEnd) &&
+                        text.substr(text.size() - tail_bytes, kTail.size()) == kTail &&
+                        ParseHex(text.substr(text.size() - kTailEnd.size() - 8, 8), &expected);
   if (!has_tail) {
     return Status(Code::kDataLoss, place + ": the checksum at its end is missing (cut short?)");
   }
   const uint32_t actual = TextCrc(text.substr(0, text.size() - tail_bytes));
   if (actual != expected) {
-    return Status(Code::kDataLoss, place + ": checksum " + Hex(actual) + " instead of " + Hex(expected));
+    return Status(Code::kDataLoss,
+                  place + ": checksum " + Hex(actual) + " instead of " + Hex(expected));
   }
   auto json = ParseStrictJson(text, where);
   if (!json.ok()) return Status(Code::kDataLoss, json.status().message());
@@ -359,7 +361,8 @@ std::string ModelDifference(const ModelDescription& a, const ModelDescription& b
   const Json json_b = ModelJson(b);
   for (const auto& item : json_a.items()) {
     const Json& other = json_b.at(item.key());
-    if (item.value() != other) return item.key() + " " + item.value().dump() + " against " + other.dump();
+    if (item.value() != other)
+      return item.key() + " " + item.value().dump() + " against " + other.dump();
   }
   return "";
 }

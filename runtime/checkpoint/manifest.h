@@ -1,8 +1,8 @@
-// The manifest of a checkpoint: what it holds, and by which sizes and checksums its files are known to be
-// whole. JSON text whose last key is the CRC32C of everything before it; written last, so a directory with
-// a good manifest is a complete checkpoint. The text comes from disk and may be anything: the parser
-// accepts exactly what FormatManifest writes, apart from white space.
-// Values and pure functions; thread-safe.
+// The manifest of a checkpoint: what it holds, and by which sizes and checksums its files are known
+// to be whole. JSON text whose last key is the CRC32C of everything before it; written last, so a
+// directory with a good manifest is a complete checkpoint. The text comes from disk and may be
+// anything: the parser accepts exactly what FormatManifest writes, apart from white space. Values
+// and pure functions; thread-safe.
 
 #pragma once
 
@@ -28,7 +28,7 @@ struct ManifestFile {
 };
 
 struct Manifest {
-  int64_t step = 0;         // Completed optimizer steps.
+  int64_t step = 0;  // Completed optimizer steps.
   std::string job_name;
   std::string job_uid;
   Precision precision = Precision::kBfloat16;
@@ -42,13 +42,14 @@ int64_t PieceCount(int64_t file_bytes);
 
 std::string FormatManifest(const Manifest& manifest);
 
-// `where` starts each message. Fails with kDataLoss: a checksum that does not fit, a key too many or too
-// few, a value out of its range.
+// `where` starts each message. Fails with kDataLoss: a checksum that does not fit, a key too many
+// or too few, a value out of its range.
 Result<Manifest> ParseManifest(std::string_view text, std::string_view where);
 
 std::string_view PrecisionName(Precision precision);
 
-// The first field in which two models differ, as "hidden_size 64 against 128"; empty if they are equal.
+// The first field in which two models differ, as "hidden_size 64 against 128"; empty if they are
+// equal.
 std::string ModelDifference(const ModelDescription& a, const ModelDescription& b);
 
 }  // namespace oom

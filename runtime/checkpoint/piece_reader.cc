@@ -46,10 +46,10 @@ Status PieceReader::ReadFully(int64_t offset_bytes, std::span<std::byte> out) co
                                 static_cast<off_t>(offset_bytes + static_cast<int64_t>(done)));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
-      return Status(Code::kDataLoss,
-                    "cannot read " + path_ + " at byte " +
-                        std::to_string(offset_bytes + static_cast<int64_t>(done)) + ": " +
-                        (got == 0 ? "it ends there" : std::strerror(errno)));
+      return Status(Code::kDataLoss, "cannot read " + path_ + " at byte " +
+                                         std::to_string(offset_bytes + static_cast<int64_t>(done)) +
+                                         ": " +
+                                         (got == 0 ? "it ends there" : std::strerror(errno)));
     }
     done += static_cast<size_t>(got);
   }
@@ -96,7 +96,8 @@ Status PieceReader::Read(int64_t offset_bytes, std::span<std::byte> out) const {
 }
 
 void PieceReader::DropFromCache(int64_t piece) const {
-  static_cast<void>(::posix_fadvise(fd_.get(), piece * kPieceBytes, PieceBytes(piece), POSIX_FADV_DONTNEED));
+  static_cast<void>(
+      ::posix_fadvise(fd_.get(), piece * kPieceBytes, PieceBytes(piece), POSIX_FADV_DONTNEED));
 }
 
 }  // namespace oom

@@ -22,10 +22,11 @@ namespace oom {
 class PieceReader {
  public:
   // Fails with kDataLoss (missing, another size) or kPermissionDenied.
-  static Result<std::unique_ptr<PieceReader>> Open(const std::string& path, const ManifestFile& file);
+  static Result<std::unique_ptr<PieceReader>> Open(const std::string& path,
+                                                   const ManifestFile& file);
 
-  // Reads a whole piece into `buffer` and checks it; the part of the buffer that holds it. Fails with
-  // kDataLoss: file and piece are named. REQUIRES: the buffer is as large as the piece.
+  // Reads a whole piece into `buffer` and checks it; the part of the buffer that holds it. Fails
+  // with kDataLoss: file and piece are named. REQUIRES: the buffer is as large as the piece.
   Result<std::span<const std::byte>> ReadPiece(int64_t piece, std::span<std::byte> buffer) const;
 
   // Fails with kDataLoss. REQUIRES: the range lies in the file.
@@ -42,8 +43,8 @@ class PieceReader {
   const ManifestFile file_;
   UniqueFd fd_;
 
-  // Set under the mutex of the piece (by its number), which is held while it is checked, so that none is
-  // checked twice.
+  // Set under the mutex of the piece (by its number), which is held while it is checked, so that
+  // none is checked twice.
   mutable std::vector<std::atomic<bool>> checked_;
   mutable std::array<Mutex, 16> mutexes_;
 };

@@ -1,6 +1,7 @@
-// Raw state is a range of whole 4,096-blocks as it lies in the pools (runtime/optim/adamw.h): `weights`
-// (BF16, or FP32 masters with precision float32) and `rest` (moments and low bits by block). Here it is
-// turned into FP32 masters and moments, and back. Stateless; thread-safe on disjoint ranges.
+// Raw state is a range of whole 4,096-blocks as it lies in the pools (runtime/optim/adamw.h):
+// `weights` (BF16, or FP32 masters with precision float32) and `rest` (moments and low bits by
+// block). Here it is turned into FP32 masters and moments, and back. Stateless; thread-safe on
+// disjoint ranges.
 
 #pragma once
 

@@ -89,9 +89,10 @@ Status Snapshot::Begin(std::unique_ptr<CheckpointWriter> writer, Completion comp
     for (auto& state : states_) state.store(State::kUnsaved, std::memory_order_relaxed);
     active_.store(true, std::memory_order_release);
   }
-  thread_ = std::thread([this, writer = std::move(writer), completion = std::move(completion)]() mutable {
-    Run(std::move(writer), std::move(completion));
-  });
+  thread_ =
+      std::thread([this, writer = std::move(writer), completion = std::move(completion)]() mutable {
+        Run(std::move(writer), std::move(completion));
+      });
   return Status::Ok();
 }
 

@@ -1,9 +1,10 @@
-// Snapshot writes a checkpoint of one moment (the cut) while training goes on (engine rules, section 11).
-// From Begin on, an optimizer thread calls BeforeUpdate before it touches a chunk; a chunk that is not saved
-// yet is then copied aside into staging, or, with staging full, the call waits until the chunk is saved.
-// A failed write never stops training: every waiter is released and the completion carries the status.
-// Thread-safe. Begin must happen before any BeforeUpdate of the next step, and after the last update of
-// the step that it saves (the cut). It outlives the threads that call it; its destructor waits for the write.
+// Snapshot writes a checkpoint of one moment (the cut) while training goes on (engine rules,
+// section 11). From Begin on, an optimizer thread calls BeforeUpdate before it touches a chunk; a
+// chunk that is not saved yet is then copied aside into staging, or, with staging full, the call
+// waits until the chunk is saved. A failed write never stops training: every waiter is released and
+// the completion carries the status. Thread-safe. Begin must happen before any BeforeUpdate of the
+// next step, and after the last update of the step that it saves (the cut). It outlives the threads
+// that call it; its destructor waits for the write.
 
 #pragma once
 
@@ -23,8 +24,9 @@
 
 namespace oom {
 
-// What is saved, copied aside and waited for as a whole. Need not be a gradient chunk: a writer thread and a
-// staging slot each hold one, so 1 to 4 Mi elements (12 to 48 MiB) are enough for the disk.
+// What is saved, copied aside and waited for as a whole. Need not be a gradient chunk: a writer
+// thread and a staging slot each hold one, so 1 to 4 Mi elements (12 to 48 MiB) are enough for the
+// disk.
 struct SnapshotChunk {
   int64_t unit = 0;
   int64_t first_element = 0;  // In the unit, a multiple of kBlockElements.
@@ -33,20 +35,22 @@ struct SnapshotChunk {
 
 class Snapshot {
  public:
-  // Copies the raw state of a chunk into `buffer`, which has room for it. For a chunk that is not in this
-  // process's memory (a resident one, copied out at the cut) it may block until the copy is there; it must not
-  // wait for an optimizer thread. Called from several threads for different chunks.
+  // Copies the raw state of a chunk into `buffer`, which has room for it. For a chunk that is not
+  // in this process's memory (a resident one, copied out at the cut) it may block until the copy is
+  // there; it must not wait for an optimizer thread. Called from several threads for different
+  // chunks.
   using ReadChunk = std::function<Status(int64_t chunk, const StateBuffer& buffer)>;
   // On the writer's thread, after the last waiter was released.
   using Completion = std::function<void(const Result<CheckpointReport>& result)>;
 
   struct Options {
     std::vector<SnapshotChunk> chunks;
-    // Indices into `chunks`, those that are updated first in front, those that nobody updates in place (resident
-    // ones) last. Each once.
+    // Indices into `chunks`, those that are updated first in front, those that nobody updates in
+    // place (resident ones) last. Each once.
     std::vector<int64_t> order;
     Precision precision = Precision::kBfloat16;
-    // Memory for chunks copied aside. Less than the largest chunk: updates wait for the disk instead.
+    // Memory for chunks copied aside. Less than the largest chunk: updates wait for the disk
+    // instead.
     std::span<std::byte> staging;
     ReadChunk read_chunk;
     int writer_thread_count = 1;
@@ -60,11 +64,12 @@ class Snapshot {
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
 
-  // The cut: all chunks are unsaved from here on. The writer covers exactly these chunks' elements. Fails with
-  // kFailedPrecondition while the last snapshot is still being written.
+  // The cut: all chunks are unsaved from here on. The writer covers exactly these chunks' elements.
+  // Fails with kFailedPrecondition while the last snapshot is still being written.
   Status Begin(std::unique_ptr<CheckpointWriter> writer, Completion completion);
 
-  // Returns once the chunk may be changed. Cheap when no snapshot is being written or the chunk is saved.
+  // Returns once the chunk may be changed. Cheap when no snapshot is being written or the chunk is
+  // saved.
   void BeforeUpdate(int64_t chunk);
 
   // Waits until no snapshot is being written. REQUIRES: not called from the completion.

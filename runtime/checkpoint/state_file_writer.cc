@@ -28,7 +28,8 @@ Status StorageStatus(int error_number, const std::string& what, const std::strin
   return std::move(status).WithReason("STORAGE_FULL").WithField(path);
 }
 
-// Takes the space. Without support for that in the file system, at least looks whether there is enough.
+// Takes the space. Without support for that in the file system, at least looks whether there is
+// enough.
 int Reserve(int fd, int64_t bytes) {
   int failed = 0;
   do {
@@ -96,9 +97,8 @@ Status StateFileWriter::WriteRange(int64_t offset_bytes, std::span<const std::by
   const auto part = [&](int64_t begin, int64_t end) {
     return bytes.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
   };
-  if (direct_end > direct_begin &&
-      !WriteFully(direct_fd_.get(), offset_bytes + direct_begin, part(direct_begin, direct_end),
-                  &error)) {
+  if (direct_end > direct_begin && !WriteFully(direct_fd_.get(), offset_bytes + direct_begin,
+                                               part(direct_begin, direct_end), &error)) {
     if (error != EINVAL) return StorageStatus(error, "cannot write " + path_, path_);
     direct_begin = direct_end = 0;  // Wants another alignment than ours: through the page cache.
   }

@@ -1,7 +1,7 @@
-// StateFileWriter writes one file of known size in any order and from any thread, and knows the CRC32C of
-// each piece when all is written. CRCs are taken from the caller's memory before the bytes go to disk, so
-// that a fault on the way is seen when the file is verified. Large aligned ranges bypass the page cache.
-// Write is thread-safe; the rest is not.
+// StateFileWriter writes one file of known size in any order and from any thread, and knows the
+// CRC32C of each piece when all is written. CRCs are taken from the caller's memory before the
+// bytes go to disk, so that a fault on the way is seen when the file is verified. Large aligned
+// ranges bypass the page cache. Write is thread-safe; the rest is not.
 
 #pragma once
 
@@ -21,15 +21,16 @@ namespace oom {
 
 class StateFileWriter {
  public:
-  // Creates `path` and takes its space on the disk. Fails with kResourceExhausted (reason STORAGE_FULL) or
-  // codes of ErrnoStatus; then there may be a partial file.
+  // Creates `path` and takes its space on the disk. Fails with kResourceExhausted (reason
+  // STORAGE_FULL) or codes of ErrnoStatus; then there may be a partial file.
   static Result<std::unique_ptr<StateFileWriter>> Create(const std::string& path, int64_t bytes);
 
   // Fails with kInvalidArgument if some of the range was written before, or codes of Create.
   // REQUIRES: the range lies in the file.
   Status Write(int64_t offset_bytes, std::span<const std::byte> bytes);
 
-  // Syncs and closes the file; the CRC of each piece. Fails with kFailedPrecondition if bytes are missing.
+  // Syncs and closes the file; the CRC of each piece. Fails with kFailedPrecondition if bytes are
+  // missing.
   Result<std::vector<uint32_t>> Finish();
 
   int64_t bytes() const { return bytes_; }
@@ -45,7 +46,8 @@ class StateFileWriter {
   StateFileWriter(std::string path, int64_t bytes);
   Status WriteRange(int64_t offset_bytes, std::span<const std::byte> bytes);
   // One plain loop of pwrite on `fd`. Fails with the errno in *error_number.
-  bool WriteFully(int fd, int64_t offset_bytes, std::span<const std::byte> bytes, int* error_number);
+  bool WriteFully(int fd, int64_t offset_bytes, std::span<const std::byte> bytes,
+                  int* error_number);
   Status AddSegment(int64_t piece, int64_t begin_bytes, Segment segment);
 
   const std::string path_;

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t kAlignmentBytes = 4096;
 
-// Tensor names are made of letters, digits, '.' and '_' (runtime/model/unit.cc), so none needs escapes.
+// Tensor names are made of letters, digits, '.' and '_' (runtime/model/unit.cc), so none needs
+// escapes.
 void AppendEntry(std::string* json, StateArray array, const TensorSpec& spec, int64_t begin_bytes,
                  int64_t end_bytes) {
   *json += json->size() > 1 ? ",\"" : "\"";
@@ -20,16 +21,20 @@ void AppendEntry(std::string* json, StateArray array, const TensorSpec& spec, in
     if (i > 0) *json += ",";
     *json += std::to_string(spec.shape[i]);
   }
-  *json += "],\"data_offsets\":[" + std::to_string(begin_bytes) + "," + std::to_string(end_bytes) + "]}";
+  *json +=
+      "],\"data_offsets\":[" + std::to_string(begin_bytes) + "," + std::to_string(end_bytes) + "]}";
 }
 
 }  // namespace
 
 std::string_view StateArrayName(StateArray array) {
   switch (array) {
-    case StateArray::kMaster: return "master";
-    case StateArray::kMoment1: return "moment1";
-    case StateArray::kMoment2: return "moment2";
+    case StateArray::kMaster:
+      return "master";
+    case StateArray::kMoment1:
+      return "moment1";
+    case StateArray::kMoment2:
+      return "moment2";
   }
   OOM_CHECK_MSG(false, "unknown state array");
 }

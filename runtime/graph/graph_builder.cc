@@ -383,6 +383,7 @@ class GraphBuilder {
       gate = last();
     }
     constexpr int64_t kStateBytes = 2 * 12;  // Read and written.
+    std::map<int64_t, int64_t> new_updates;
     for (const Chunk& chunk : layout_.chunks()) {
       Node& update = Add(NodeKind::kUpdate, chunk.owner_rank < 0 ? Resource::kHostOptimizer
                                                                  : Resource::kDeviceUpdate);
@@ -394,7 +395,28 @@ class GraphBuilder {
       After(landed_.at(chunk.index));
       After(gate);
       if (UsedInPlace(chunk.unit)) Write(Weights(chunk.unit));
-      updates_[chunk.index] = last();
+      new_updates[chunk.index] = last();
+    }
+    WaitForBacklogSlots(new_updates);
+    updates_ = std::move(new_updates);
+  }
+
+  // A backlog slot is a buffer too: its next writer waits for the update that reads it, in this step or the
+  // one before. Executors keep these edges by the word `backlog_freed`.
+  void WaitForBacklogSlots(const std::map<int64_t, int64_t>& new_updates) {
+    const int64_t slots = layout_.ring_slot_count();
+    const int64_t in_step = layout_.ring_chunks_per_step();
+    std::map<int64_t, int64_t> chunk_at;  // By position in the step's store order.
+    for (const Chunk& chunk : layout_.chunks()) {
+      const int64_t position = layout_.ring_sequence(chunk.index, 0);
+      if (position >= 0) chunk_at[position] = chunk.index;
+    }
+    for (const auto& [position, chunk] : chunk_at) {
+      const int64_t before = position - slots;
+      const auto& updates = before >= 0 ? new_updates : updates_;
+      const auto reader = updates.find(chunk_at.at(before >= 0 ? before : before + in_step));
+      if (reader == updates.end()) continue;
+      nodes_[static_cast<size_t>(landed_.at(chunk))].predecessors.push_back({.node = reader->second});
     }
   }
 
@@ -402,6 +424,11 @@ class GraphBuilder {
   StepGraph Take() {
     const int64_t count = static_cast<int64_t>(nodes_.size()) / 2;
     OOM_CHECK(step_begin_ == count);
+    // Host pools: their sizes say where chunks and backlog slots lie, which everyone has to agree on.
+    for (const PoolSpec& pool : layout_.pools()) {
+      if (pool.name.rfind("device.", 0) == 0) continue;
+      buffers_.push_back({.name = "pool." + pool.name, .space = Space::kHost, .bytes = pool.bytes});
+    }
     StepGraph graph;
     graph.buffers = std::move(buffers_);
     graph.nodes.assign(std::make_move_iterator(nodes_.begin() + count),
@@ -475,6 +502,20 @@ Status ValidatePlan(const ModelDescription& model, const v1::Plan& plan) {
   OOM_RETURN_IF_ERROR(positive(plan.accumulation(), "accumulation"));
   OOM_RETURN_IF_ERROR(positive(plan.micro_batch_tokens(), "micro_batch_tokens"));
   OOM_RETURN_IF_ERROR(positive(plan.worker_threads(), "worker_threads"));
+  if (plan.backlog_bytes() < 0) return PlanError("backlog_bytes", "backlog_bytes must be 0 or more");
+  // A NUMA node of the plan is one that has optimizer threads.
+  if (plan.optimizer_threads_size() == 0) {
+    return PlanError("optimizer_threads", "optimizer_threads is missing");
+  }
+  for (const int threads : plan.optimizer_threads()) {
+    if (threads < 1) return PlanError("optimizer_threads", "each NUMA node needs a thread at least");
+  }
+  for (const int node : plan.rank_numa_node()) {
+    if (node < 0 || node >= plan.optimizer_threads_size()) {
+      return PlanError("rank_numa_node", "NUMA node " + std::to_string(node) +
+                                             " has no optimizer threads");
+    }
+  }
   if (plan.update_mode() != v1::UPDATE_MODE_DEFERRED &&
       plan.update_mode() != v1::UPDATE_MODE_OVERLAPPED) {
     return PlanError("update_mode", "update_mode is missing");
@@ -498,7 +539,7 @@ Status ValidatePlan(const ModelDescription& model, const v1::Plan& plan) {
     }
     if (unit_plan.home() == v1::STATE_HOME_UNSPECIFIED) return PlanError(field, "home is missing");
     if (unit_plan.numa_node() < 0 ||
-        unit_plan.numa_node() >= std::max(1, plan.optimizer_threads_size())) {
+        unit_plan.numa_node() >= plan.optimizer_threads_size()) {
       return PlanError(field, "NUMA node " + std::to_string(unit_plan.numa_node()) +
                                   " has no optimizer threads");
     }

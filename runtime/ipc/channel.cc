@@ -51,8 +51,8 @@ Status Channel::WaitFor(short events, Deadline deadline) const {
   while (true) {
     int timeout_ms = -1;
     if (deadline != kNoDeadline) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-          deadline - std::chrono::steady_clock::now());
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
       if (left.count() <= 0) return Status(Code::kDeadlineExceeded, "the peer does not answer");
       timeout_ms = static_cast<int>(std::min<int64_t>(left.count(), 1 << 30));
     }
@@ -113,12 +113,12 @@ Status Channel::ReadExactly(char* out, size_t bytes, std::vector<UniqueFd>* desc
     header.msg_iovlen = 1;
     header.msg_control = control;
     header.msg_controllen = sizeof(control);
-    const ssize_t count =
-        ::recvmsg(socket_.get(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    const ssize_t count = ::recvmsg(socket_.get(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (count > 0) {
       for (UniqueFd& fd : TakeDescriptors(&header)) descriptors->push_back(std::move(fd));
       if ((header.msg_flags & MSG_CTRUNC) != 0) {
-        return Status(Code::kInvalidArgument, "a frame came with more descriptors than can be taken");
+        return Status(Code::kInvalidArgument,
+                      "a frame came with more descriptors than can be taken");
       }
       read_bytes += static_cast<size_t>(count);
     } else if (count == 0) {

@@ -1,7 +1,7 @@
-// Frames of the control sockets: a 4-byte little-endian length, then that many bytes of one protobuf message of
-// proto/oom/internal/v1/control.proto. A length above kFrameLimitBytes is refused before a byte of it is
-// stored. FrameDecoder takes a byte stream cut anywhere; the peer's bytes are untrusted.
-// Values; not thread-safe.
+// Frames of the control sockets: a 4-byte little-endian length, then that many bytes of one
+// protobuf message of proto/oom/internal/v1/control.proto. A length above kFrameLimitBytes is
+// refused before a byte of it is stored. FrameDecoder takes a byte stream cut anywhere; the peer's
+// bytes are untrusted. Values; not thread-safe.
 
 #pragma once
 
@@ -25,8 +25,8 @@ uint32_t DecodeFrameHeader(const char* header);
 
 class FrameDecoder {
  public:
-  // Takes the next bytes of the stream. Fails with kInvalidArgument at the first header above the limit;
-  // from then on every call fails, and Next() yields only the frames before it.
+  // Takes the next bytes of the stream. Fails with kInvalidArgument at the first header above the
+  // limit; from then on every call fails, and Next() yields only the frames before it.
   Status Append(std::string_view bytes);
 
   // The next complete payload, or nothing until more bytes have come.
@@ -39,8 +39,8 @@ class FrameDecoder {
   Status CheckHeaders();
 
   std::string buffer_;
-  size_t taken_bytes_ = 0;     // Of buffer_: already handed out.
-  size_t checked_bytes_ = 0;   // Of buffer_: where the first header that is not checked begins.
+  size_t taken_bytes_ = 0;    // Of buffer_: already handed out.
+  size_t checked_bytes_ = 0;  // Of buffer_: where the first header that is not checked begins.
   bool refused_ = false;
 };
 

@@ -72,7 +72,7 @@ class ControlPage {
   // Job host: the cut that a checkpoint takes: after that many completed steps (0: none yet). Set before the
   // last of those steps is granted, so that owners of resident chunks see it when they update them.
   SharedWord& checkpoint_step() const { return word(3); }
-  // Job host: norm and clip factor of steps below this number are known.
+  // Job host: norm and clip factor of steps below this number are known, and norm_squares may be overwritten.
   SharedWord& clip_known() const { return word(4); }
   // Job host: gradient chunks that have left the backlog, in FIFO order.
   SharedWord& backlog_freed() const { return word(5); }

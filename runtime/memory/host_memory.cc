@@ -22,9 +22,11 @@ std::optional<int64_t> ReadNumber(const std::string& path) {
   return value;
 }
 
-// The smallest `file` from `base`/`path` up to `base`. In a container the path of /proc/self/cgroup may
-// belong to the host's name space and not exist here; then only `base`, which is our own group, counts.
-std::optional<int64_t> SmallestUpTheTree(const std::string& base, std::string path, const std::string& file) {
+// The smallest `file` from `base`/`path` up to `base`. In a container the path of /proc/self/cgroup
+// may belong to the host's name space and not exist here; then only `base`, which is our own group,
+// counts.
+std::optional<int64_t> SmallestUpTheTree(const std::string& base, std::string path,
+                                         const std::string& file) {
   std::optional<int64_t> smallest;
   while (true) {
     const std::optional<int64_t> value = ReadNumber(base + path + "/" + file);
@@ -44,7 +46,8 @@ Result<HostMemoryLimit> ReadHostMemoryLimit(const std::string& root) {
   for (std::string key, line; std::getline(lines, line);) {
     std::istringstream words(line);
     int64_t kibibytes = 0;
-    if (words >> key >> kibibytes && key == "MemTotal:") limit = {.bytes = kibibytes * 1024, .source = "machine"};
+    if (words >> key >> kibibytes && key == "MemTotal:")
+      limit = {.bytes = kibibytes * 1024, .source = "machine"};
   }
   if (limit.bytes <= 0) return Status(Code::kInternal, root + "/proc/meminfo has no MemTotal");
 
@@ -85,7 +88,8 @@ Result<PoolCapacity> ComputePoolCapacity(const NumaTopology& topology, const Hos
     std::vector<int64_t> shares;
     for (int64_t each : node_bytes) {
       shares.push_back(count == 1 ? bytes
-                                  : static_cast<int64_t>(static_cast<double>(bytes) * (static_cast<double>(each) / total)));
+                                  : static_cast<int64_t>(static_cast<double>(bytes) *
+                                                         (static_cast<double>(each) / total)));
     }
     return shares;
   };
@@ -97,7 +101,8 @@ Result<PoolCapacity> ComputePoolCapacity(const NumaTopology& topology, const Hos
                                               " NUMA node(s): give one value, or one for each")
         .WithField("pool_capacity");
   }
-  const std::vector<int64_t> wanted = configured.size() == 1 ? share_out(configured[0]) : configured;
+  const std::vector<int64_t> wanted =
+      configured.size() == 1 ? share_out(configured[0]) : configured;
   for (int node = 0; node < count; ++node) {
     if (wanted[node] < capacity.bytes_by_node[node]) {
       capacity.bytes_by_node[node] = wanted[node];
@@ -114,7 +119,8 @@ int64_t LockedMemoryLimitBytes() {
 }
 
 int64_t FreeHugetlbBytes(const std::string& root) {
-  return ReadNumber(root + "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").value_or(0) * 2_MiB;
+  return ReadNumber(root + "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").value_or(0) *
+         2_MiB;
 }
 
 }  // namespace oom

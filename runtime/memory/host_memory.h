@@ -1,5 +1,5 @@
-// How much host memory this process may really use: the smallest limit of its cgroups (version 1 or 2, up
-// the tree), then the machine. Reads /proc and /sys; thread-safe.
+// How much host memory this process may really use: the smallest limit of its cgroups (version 1 or
+// 2, up the tree), then the machine. Reads /proc and /sys; thread-safe.
 
 #pragma once
 
@@ -18,12 +18,13 @@ struct HostMemoryLimit {
   std::string source;
 };
 
-// `root` is put before "/proc" and "/sys", for tests. Fails with kInternal if /proc/meminfo is unreadable.
+// `root` is put before "/proc" and "/sys", for tests. Fails with kInternal if /proc/meminfo is
+// unreadable.
 Result<HostMemoryLimit> ReadHostMemoryLimit(const std::string& root = "");
 
-// What each node could give to pools: nine tenths of the limit (the rest is for processes, their heaps and
-// the page cache), shared out in proportion to the nodes' memory. A value of `configured` (one for the
-// node as a whole, or one for each NUMA node) lowers it, never raises it.
+// What each node could give to pools: nine tenths of the limit (the rest is for processes, their
+// heaps and the page cache), shared out in proportion to the nodes' memory. A value of `configured`
+// (one for the node as a whole, or one for each NUMA node) lowers it, never raises it.
 struct PoolCapacity {
   std::vector<int64_t> bytes_by_node;
   std::string source;  // Of the limit that acts: HostMemoryLimit::source or "configuration".

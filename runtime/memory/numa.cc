@@ -33,12 +33,14 @@ class SystemTopology : public NumaTopology {
       bitmask* memory_nodes = numa_get_mems_allowed();
       for (int id = 0; id <= numa_max_node(); ++id) {
         long long free_bytes = 0;
-        if (!numa_bitmask_isbitset(memory_nodes, id) || numa_node_size64(id, &free_bytes) <= 0) continue;
+        if (!numa_bitmask_isbitset(memory_nodes, id) || numa_node_size64(id, &free_bytes) <= 0)
+          continue;
         nodes_.push_back({.id = id, .cpus = {}});
         bitmask* cpus = numa_allocate_cpumask();
         if (numa_node_to_cpus(id, cpus) == 0) {
           for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-            if (CPU_ISSET(cpu, &allowed) && numa_bitmask_isbitset(cpus, cpu)) nodes_.back().cpus.push_back(cpu);
+            if (CPU_ISSET(cpu, &allowed) && numa_bitmask_isbitset(cpus, cpu))
+              nodes_.back().cpus.push_back(cpu);
           }
         }
         numa_free_cpumask(cpus);
@@ -85,7 +87,8 @@ class SystemTopology : public NumaTopology {
     numa_bitmask_free(mask);
     if (rc == 0) return Status::Ok();
     if (error == EPERM) {
-      return Status(Code::kPermissionDenied, "mbind is not permitted here; memory is placed by first touch");
+      return Status(Code::kPermissionDenied,
+                    "mbind is not permitted here; memory is placed by first touch");
     }
     return ErrnoStatus(error, "mbind to NUMA node " + std::to_string(node));
   }

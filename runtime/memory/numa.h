@@ -1,7 +1,7 @@
-// The NUMA topology, and binding of memory and threads to its nodes, behind one interface: the system's by
-// libnuma, and a fake with nodes of one's choice on which tests check placement and who touched what.
-// Nodes are numbered densely from 0 over those that have memory and that this process may use.
-// Thread-safe.
+// The NUMA topology, and binding of memory and threads to its nodes, behind one interface: the
+// system's by libnuma, and a fake with nodes of one's choice on which tests check placement and who
+// touched what. Nodes are numbered densely from 0 over those that have memory and that this process
+// may use. Thread-safe.
 
 #pragma once
 
@@ -32,9 +32,10 @@ class NumaTopology {
   virtual int node_count() const = 0;
   // REQUIRES: 0 <= node < node_count(), here and below.
   virtual NumaNodeInfo Describe(int node) const = 0;
-  // Pages of [address, address + bytes) that are touched later come from `node`. For a shared mapping of a
-  // memfd the policy belongs to the file. Fails with kPermissionDenied where mbind is not allowed (a
-  // container without CAP_SYS_NICE): then placement is by first touch of a bound thread.
+  // Pages of [address, address + bytes) that are touched later come from `node`. For a shared
+  // mapping of a memfd the policy belongs to the file. Fails with kPermissionDenied where mbind is
+  // not allowed (a container without CAP_SYS_NICE): then placement is by first touch of a bound
+  // thread.
   virtual Status BindMemory(void* address, int64_t bytes, int node) = 0;
   // The calling thread runs on the node's CPUs from now on.
   virtual Status BindThread(int node) = 0;

@@ -27,32 +27,36 @@ int MemfdCreate(const std::string& name, unsigned flags) {
 }
 
 bool SharedMemoryUsesTransparentHugePages() {
-  const Result<std::string> text = ReadFile("/sys/kernel/mm/transparent_hugepage/shmem_enabled", 4096);
-  return text.ok() && text->find("[never]") == std::string::npos && text->find("[deny]") == std::string::npos;
+  const Result<std::string> text =
+      ReadFile("/sys/kernel/mm/transparent_hugepage/shmem_enabled", 4096);
+  return text.ok() && text->find("[never]") == std::string::npos &&
+         text->find("[deny]") == std::string::npos;
 }
 
 Result<CreatedPool> Create(NumaTopology& topology, const PoolOptions& options, bool hugetlb) {
-  const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (hugetlb ? MFD_HUGETLB | MFD_HUGE_2MB : 0U);
+  const unsigned flags =
+      MFD_CLOEXEC | MFD_ALLOW_SEALING | (hugetlb ? MFD_HUGETLB | MFD_HUGE_2MB : 0U);
   CreatedPool pool;
   pool.fd = UniqueFd(MemfdCreate(options.name, flags));
   if (!pool.fd.valid()) return ErrnoStatus(errno, "memfd_create of pool " + options.name);
   pool.bytes = options.bytes;
-  const int64_t file_bytes = RoundUp(options.bytes, hugetlb ? 2_MiB : static_cast<int64_t>(sysconf(_SC_PAGESIZE)));
+  const int64_t file_bytes =
+      RoundUp(options.bytes, hugetlb ? 2_MiB : static_cast<int64_t>(sysconf(_SC_PAGESIZE)));
   if (ftruncate(pool.fd.get(), file_bytes) != 0) {
     return ErrnoStatus(errno, "making pool " + options.name + " of " + FormatBytes(file_bytes));
   }
   if (fcntl(pool.fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     return ErrnoStatus(errno, "sealing pool " + options.name);
   }
-  // The NUMA policy and, for hugetlb, the reservation of the pages belong to the file: they stay when
-  // this mapping goes.
+  // The NUMA policy and, for hugetlb, the reservation of the pages belong to the file: they stay
+  // when this mapping goes.
   void* address = mmap(nullptr, file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, pool.fd.get(), 0);
   if (address == MAP_FAILED) return ErrnoStatus(errno, "mapping pool " + options.name);
   const Status bound = topology.BindMemory(address, file_bytes, options.numa_node);
   munmap(address, file_bytes);
   if (!bound.ok() && bound.code() != Code::kPermissionDenied) return bound;
   pool.bound = bound.ok();
-  pool.page_kind = hugetlb                                   ? kHugetlbPages
+  pool.page_kind = hugetlb                                  ? kHugetlbPages
                    : SharedMemoryUsesTransparentHugePages() ? kTransparentHugePages
                                                             : kSmallPages;
   return pool;
@@ -79,7 +83,8 @@ Result<PoolMapping> PoolMapping::Map(int fd, int64_t bytes) {
   struct stat info = {};
   if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "fstat of a pool");
   if (bytes <= 0 || info.st_size < bytes) {
-    return Status(Code::kInvalidArgument, "a pool of " + std::to_string(bytes) + " bytes has a file of " +
+    return Status(Code::kInvalidArgument, "a pool of " + std::to_string(bytes) +
+                                              " bytes has a file of " +
                                               std::to_string(info.st_size) + " bytes");
   }
   const int seals = fcntl(fd, F_GET_SEALS);

@@ -1,8 +1,8 @@
-// Creation and mapping of a job's host memory pools: memfds sealed against shrinking and growing (so that
-// no mapper ever gets SIGBUS), on 2 MiB hugetlb pages if the machine has enough of them free, else on
-// transparent hugepages or 4 KiB pages, bound to a NUMA node. Creation touches no page: the job host's
-// bound threads do, so that the job's cgroup is charged.
-// PoolMapping is a move-only value; the functions are thread-safe.
+// Creation and mapping of a job's host memory pools: memfds sealed against shrinking and growing
+// (so that no mapper ever gets SIGBUS), on 2 MiB hugetlb pages if the machine has enough of them
+// free, else on transparent hugepages or 4 KiB pages, bound to a NUMA node. Creation touches no
+// page: the job host's bound threads do, so that the job's cgroup is charged. PoolMapping is a
+// move-only value; the functions are thread-safe.
 
 #pragma once
 
@@ -45,13 +45,16 @@ std::string PageKindFor(int64_t bytes);
 // A shared read-write mapping, unmapped once.
 class PoolMapping {
  public:
-  // Maps a pool's descriptor, which may be closed afterwards. `bytes` is what the pool was created with.
-  // Fails with kInvalidArgument if the file is smaller or is not sealed, else with codes of ErrnoStatus.
+  // Maps a pool's descriptor, which may be closed afterwards. `bytes` is what the pool was created
+  // with. Fails with kInvalidArgument if the file is smaller or is not sealed, else with codes of
+  // ErrnoStatus.
   static Result<PoolMapping> Map(int fd, int64_t bytes);
 
   PoolMapping() = default;
   PoolMapping(PoolMapping&& other) noexcept
-      : address_(std::exchange(other.address_, nullptr)), bytes_(other.bytes_), mapped_bytes_(other.mapped_bytes_) {}
+      : address_(std::exchange(other.address_, nullptr)),
+        bytes_(other.bytes_),
+        mapped_bytes_(other.mapped_bytes_) {}
   PoolMapping& operator=(PoolMapping&& other) noexcept;
   ~PoolMapping();
 

@@ -205,6 +205,7 @@ Result<std::unique_ptr<HostOptimizer>> HostOptimizer::Start(const Options& optio
   }
   options.page->backlog_freed().RaiseTo(
       first * static_cast<uint64_t>(options.layout->ring_chunks_per_step()));
+  options.page->clip_known().RaiseTo(first);
   options.page->updates_done().RaiseTo(first);
   for (size_t n = 0; n < options.threads_by_node.size(); ++n) {
     auto node = std::make_unique<Impl::Node>();

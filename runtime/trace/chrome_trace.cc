@@ -1,9 +1,8 @@
 #include "runtime/trace/chrome_trace.h"
 
 #include <algorithm>
-#include <utility>
-
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "runtime/base/file.h"
 
@@ -22,10 +21,12 @@ Json Metadata(const char* kind, int64_t pid, int64_t tid, const char* argument, 
   return {{"ph", "M"}, {"name", kind}, {"pid", pid}, {"tid", tid}, {"args", std::move(args)}};
 }
 
-// Lanes of one row: within a lane, events follow each other or nest. Fills lane_of[i] for each event.
+// Lanes of one row: within a lane, events follow each other or nest. Fills lane_of[i] for each
+// event.
 std::vector<size_t> AssignLanes(const std::vector<const TraceEvent*>& row, size_t* lane_count) {
   std::vector<size_t> lane_of(row.size());
-  std::vector<std::vector<double>> open_ends;  // By lane, the ends of the events that enclose this moment.
+  std::vector<std::vector<double>>
+      open_ends;  // By lane, the ends of the events that enclose this moment.
   for (size_t i = 0; i < row.size(); ++i) {
     const double start = row[i]->start_microseconds;
     const double end = start + row[i]->duration_microseconds;
@@ -135,13 +136,14 @@ Result<ChromeTrace> ChromeTrace::FromJson(const std::string& text, const std::st
   ChromeTrace trace;
   for (const Json& entry : root["traceEvents"]) {
     const bool plain = entry.is_object() && entry.contains("ph") && entry["ph"].is_string() &&
-                       entry.contains("name") && entry["name"].is_string() && entry.contains("pid") &&
-                       entry["pid"].is_number_integer() && entry.contains("tid") &&
-                       entry["tid"].is_number_integer();
+                       entry.contains("name") && entry["name"].is_string() &&
+                       entry.contains("pid") && entry["pid"].is_number_integer() &&
+                       entry.contains("tid") && entry["tid"].is_number_integer();
     if (!plain) return refuse("an event without ph, name, pid or tid");
     const std::string name = entry["name"];
     const Row row(entry["pid"].get<int64_t>(), entry["tid"].get<int64_t>());
-    const Json* args = entry.contains("args") && entry["args"].is_object() ? &entry["args"] : nullptr;
+    const Json* args =
+        entry.contains("args") && entry["args"].is_object() ? &entry["args"] : nullptr;
     if (entry["ph"] == "M") {
       if (name != "process_name" && name != "thread_name") continue;
       if (args == nullptr || !args->contains("name") || !(*args)["name"].is_string()) {
@@ -174,7 +176,9 @@ Result<ChromeTrace> ChromeTrace::FromJson(const std::string& text, const std::st
   return trace;
 }
 
-Status ChromeTrace::Write(const std::string& path) const { return WriteFileAtomically(path, ToJson()); }
+Status ChromeTrace::Write(const std::string& path) const {
+  return WriteFileAtomically(path, ToJson());
+}
 
 Result<ChromeTrace> ChromeTrace::Read(const std::string& path) {
   OOM_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));

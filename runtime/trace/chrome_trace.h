@@ -1,7 +1,7 @@
-// ChromeTrace collects what ran when on which resource, and writes it as Chrome trace JSON, which Perfetto
-// opens: one process per rank and job host, one row per resource. Times are microseconds of one clock
-// (CLOCK_MONOTONIC of the node), so parts that were written by several processes merge into one picture.
-// Thread-compatible.
+// ChromeTrace collects what ran when on which resource, and writes it as Chrome trace JSON, which
+// Perfetto opens: one process per rank and job host, one row per resource. Times are microseconds
+// of one clock (CLOCK_MONOTONIC of the node), so parts that were written by several processes merge
+// into one picture. Thread-compatible.
 
 #pragma once
 
@@ -20,13 +20,14 @@ struct TraceEvent {
   std::string row;      // The resource: "compute", "H2D", "optimizer numa 0 thread 3"
   double start_microseconds = 0;
   double duration_microseconds = 0;
-  int64_t bytes = -1;   // -1: moves none.
+  int64_t bytes = -1;  // -1: moves none.
 };
 
 class ChromeTrace {
  public:
-  // Where the process stands in the picture, the lowest on top; rows stand in the order of first use or of
-  // the calls of AddRow. A process or row that is only named by an event comes after those.
+  // Where the process stands in the picture, the lowest on top; rows stand in the order of first
+  // use or of the calls of AddRow. A process or row that is only named by an event comes after
+  // those.
   void AddProcess(const std::string& process);
   void AddRow(const std::string& process, const std::string& row);
   void Add(TraceEvent event);
@@ -35,8 +36,8 @@ class ChromeTrace {
 
   const std::vector<TraceEvent>& events() const { return events_; }
 
-  // Events of one row that overlap only in part go to extra rows "<row> (2)", since the format can show a row's
-  // events side by side or nested only.
+  // Events of one row that overlap only in part go to extra rows "<row> (2)", since the format can
+  // show a row's events side by side or nested only.
   std::string ToJson() const;
   // Reads what ToJson wrote. Fails with kInvalidArgument (`where` named).
   static Result<ChromeTrace> FromJson(const std::string& text, const std::string& where);

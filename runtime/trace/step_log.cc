@@ -8,7 +8,6 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-
 #include <nlohmann/json.hpp>
 
 #include "runtime/base/file.h"
@@ -51,14 +50,18 @@ void AppendReal(std::string* line, std::string_view key, double value) {
   }
   char text[40];  // The shortest text that reads back as the same double.
   const auto end = std::to_chars(text, text + sizeof(text), value).ptr;
-  line->append(text, end);
+  const std::string_view digits(text, static_cast<size_t>(end - text));
+  *line += digits;
+  // Without a mark it would be read as an integer, and -0 would lose its sign.
+  if (digits.find_first_of(".e") == std::string_view::npos) *line += ".0";
 }
 
 void AppendCount(std::string* line, std::string_view key, int64_t value) {
   *line += ", \"" + std::string(key) + "\": " + std::to_string(value);
 }
 
-// What of `content` stays: whole lines of steps up to `completed_steps`, each later than the one before.
+// What of `content` stays: whole lines of steps up to `completed_steps`, each later than the one
+// before.
 std::string KeptLines(std::string_view content, int64_t completed_steps, int64_t* line_count) {
   std::string kept;
   int64_t last_step = 0;
@@ -99,7 +102,8 @@ Result<StepRecord> ParseStepRecord(std::string_view line) {
   const auto refuse = [](const std::string& what) {
     return Status(Code::kInvalidArgument, "step log: " + what);
   };
-  const auto json = nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+  const auto json =
+      nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return refuse("not an object");
   StepRecord record;
   size_t key_count = std::size(kReals) + std::size(kCounts);
@@ -122,7 +126,8 @@ Result<StepRecord> ParseStepRecord(std::string_view line) {
   }
   const auto evaluation = json.find("evaluation_loss");
   if (evaluation != json.end()) {
-    if (!(evaluation->is_number() || evaluation->is_null())) return refuse("no number \"evaluation_loss\"");
+    if (!(evaluation->is_number() || evaluation->is_null()))
+      return refuse("no number \"evaluation_loss\"");
     record.evaluation_loss = real(*evaluation);
     ++key_count;
   }
@@ -156,8 +161,8 @@ Result<std::unique_ptr<StepLog>> StepLog::Open(const std::string& path, int64_t 
 
 Status StepLog::Append(const StepRecord& record) {
   if (record.step != last_step_ + 1) {
-    return Status(Code::kInvalidArgument, path_ + ": step " + std::to_string(record.step) + " after step " +
-                                              std::to_string(last_step_));
+    return Status(Code::kInvalidArgument, path_ + ": step " + std::to_string(record.step) +
+                                              " after step " + std::to_string(last_step_));
   }
   const std::string line = FormatStepRecord(record);
   ssize_t written = 0;

@@ -1,5 +1,5 @@
-// StepLog is steps.jsonl: one JSON object a completed step, in order, without gap and repetition over all
-// attempts of a job. Numbers are written so that reading them gives the same bits.
+// StepLog is steps.jsonl: one JSON object a completed step, in order, without gap and repetition
+// over all attempts of a job. Numbers are written so that reading them gives the same bits.
 // Thread-compatible.
 
 #pragma once
@@ -37,19 +37,21 @@ Result<StepRecord> ParseStepRecord(std::string_view line);
 
 class StepLog {
  public:
-  // Opens or creates the log to go on after `completed_steps` (0: from nothing). Lines of later steps, torn lines
-  // and repetitions are dropped. Codes of ErrnoStatus.
+  // Opens or creates the log to go on after `completed_steps` (0: from nothing). Lines of later
+  // steps, torn lines and repetitions are dropped. Codes of ErrnoStatus.
   static Result<std::unique_ptr<StepLog>> Open(const std::string& path, int64_t completed_steps);
 
-  // Writes one line with one write. Fails with kInvalidArgument unless record.step is last_step() + 1, or with
-  // codes of ErrnoStatus; then the file holds whole lines only.
+  // Writes one line with one write. Fails with kInvalidArgument unless record.step is last_step() +
+  // 1, or with codes of ErrnoStatus; then the file holds whole lines only.
   Status Append(const StepRecord& record);
 
-  // Makes the lines durable; called before a checkpoint gets its name, so that a resume finds no gap.
+  // Makes the lines durable; called before a checkpoint gets its name, so that a resume finds no
+  // gap.
   Status Sync();
 
   int64_t last_step() const { return last_step_; }
-  // Steps up to completed_steps that had no line at Open: 0, or what a power loss took or was logged elsewhere.
+  // Steps up to completed_steps that had no line at Open: 0, or what a power loss took or was
+  // logged elsewhere.
   int64_t missing_count() const { return missing_count_; }
 
  private:

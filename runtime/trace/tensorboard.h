@@ -1,7 +1,7 @@
-// TensorboardWriter writes scalars as a TensorBoard event file: length-prefixed records with masked CRC32C,
-// each a protobuf `Event` whose few fields are encoded here, so that no TensorFlow schema is needed.
-// An attempt that goes on after step s starts a new file with a session mark at s + 1; TensorBoard then hides
-// what earlier attempts wrote from there on. Thread-compatible.
+// TensorboardWriter writes scalars as a TensorBoard event file: length-prefixed records with masked
+// CRC32C, each a protobuf `Event` whose few fields are encoded here, so that no TensorFlow schema
+// is needed. An attempt that goes on after step s starts a new file with a session mark at s + 1;
+// TensorBoard then hides what earlier attempts wrote from there on. Thread-compatible.
 
 #pragma once
 
@@ -20,9 +20,9 @@ namespace oom {
 class TensorboardWriter {
  public:
   struct Options {
-    std::string directory;         // Created if missing.
-    int64_t completed_steps = 0;   // The run goes on after these.
-    double unix_seconds = 0;       // Of the file's name and first events.
+    std::string directory;        // Created if missing.
+    int64_t completed_steps = 0;  // The run goes on after these.
+    double unix_seconds = 0;      // Of the file's name and first events.
   };
 
   // Codes of ErrnoStatus.

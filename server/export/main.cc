@@ -1,11 +1,11 @@
-// oom-export: writes a checkpoint of a job's output directory as a Hugging Face directory, or its FP32 state.
-// Started by `oom export`; needs no daemon. Exit codes are those of `oom` (docs: exit codes).
+// oom-export: writes a checkpoint of a job's output directory as a Hugging Face directory, or its
+// FP32 state. Started by `oom export`; needs no daemon. Exit codes are those of `oom` (docs: exit
+// codes).
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <cstdio>
 #include <string>
-
-#include <CLI/CLI.hpp>
 
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/export.h"
@@ -16,14 +16,21 @@ constexpr int kUsage = 2;
 
 int ExitCode(oom::Code code) {
   switch (code) {
-    case oom::Code::kOk: return 0;
-    case oom::Code::kNotFound: return 4;
-    case oom::Code::kPermissionDenied: return 5;
-    case oom::Code::kInvalidArgument: return 6;
-    case oom::Code::kResourceExhausted: return 6;  // The disk: more than there is, as in a job's plan.
+    case oom::Code::kOk:
+      return 0;
+    case oom::Code::kNotFound:
+      return 4;
+    case oom::Code::kPermissionDenied:
+      return 5;
+    case oom::Code::kInvalidArgument:
+      return 6;
+    case oom::Code::kResourceExhausted:
+      return 6;  // The disk: more than there is, as in a job's plan.
     case oom::Code::kFailedPrecondition:
-    case oom::Code::kAlreadyExists: return 7;
-    default: return 1;
+    case oom::Code::kAlreadyExists:
+      return 7;
+    default:
+      return 1;
   }
 }
 

@@ -1,13 +1,12 @@
 #include "server/jobhost/attempt.h"
 
 #include <signal.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
-
-#include <spdlog/spdlog.h>
 
 #include "runtime/checkpoint/checkpoint_source.h"
 #include "runtime/optim/adamw.h"
@@ -26,10 +25,14 @@ constexpr auto kHostBytesInterval = std::chrono::seconds(10);
 
 ScheduleKind ToScheduleKind(v1::ScheduleKind kind) {
   switch (kind) {
-    case v1::SCHEDULE_KIND_LINEAR: return ScheduleKind::kLinear;
-    case v1::SCHEDULE_KIND_COSINE: return ScheduleKind::kCosine;
-    case v1::SCHEDULE_KIND_WARMUP_STABLE_DECAY: return ScheduleKind::kWarmupStableDecay;
-    default: return ScheduleKind::kConstant;
+    case v1::SCHEDULE_KIND_LINEAR:
+      return ScheduleKind::kLinear;
+    case v1::SCHEDULE_KIND_COSINE:
+      return ScheduleKind::kCosine;
+    case v1::SCHEDULE_KIND_WARMUP_STABLE_DECAY:
+      return ScheduleKind::kWarmupStableDecay;
+    default:
+      return ScheduleKind::kConstant;
   }
 }
 
@@ -95,7 +98,8 @@ Status Attempt::Prepare() {
 Status Attempt::StartWorkers() {
   const int rank_count = options_.context->layout().rank_count();
   std::vector<WorkerProcess*> borrowed;
-  if (!tracer_.PartPath(0).empty()) OOM_RETURN_IF_ERROR(options_.output->MakeDirectory("trace/parts"));
+  if (!tracer_.PartPath(0).empty())
+    OOM_RETURN_IF_ERROR(options_.output->MakeDirectory("trace/parts"));
   for (int rank = 0; rank < rank_count; ++rank) {
     OOM_ASSIGN_OR_RETURN(
         const std::string log_path,
@@ -156,8 +160,8 @@ Status Attempt::Load() {
   if (options_.start.checkpoint_path.empty()) {
     OOM_ASSIGN_OR_RETURN(source, context.OpenModel());
   } else {
-    OOM_ASSIGN_OR_RETURN(source, CheckpointSource::Open(options_.start.checkpoint_path,
-                                                        context.layout().units()));
+    OOM_ASSIGN_OR_RETURN(
+        source, CheckpointSource::Open(options_.start.checkpoint_path, context.layout().units()));
   }
   OOM_RETURN_IF_ERROR(FillStreamedState(fill, *source));
   spdlog::info("state after {} steps is in the pools ({:.1f} s)", options_.start.completed_steps,
@@ -169,9 +173,10 @@ Status Attempt::CompareGraphs() {
   OOM_ASSIGN_OR_RETURN(const std::vector<uint64_t> hashes, watchdog_->WaitReady());
   for (size_t rank = 0; rank < hashes.size(); ++rank) {
     if (hashes[rank] == options_.context->graph_hash()) continue;
-    return Status(Code::kInternal, "rank " + std::to_string(rank) +
-                                       " built another graph than the job host; are oom-jobhost and "
-                                       "oom-worker of one build?")
+    return Status(Code::kInternal,
+                  "rank " + std::to_string(rank) +
+                      " built another graph than the job host; are oom-jobhost and "
+                      "oom-worker of one build?")
         .WithReason("INTERNAL");
   }
   return Status::Ok();
@@ -185,12 +190,14 @@ Result<int64_t> Attempt::Train() {
   optimizer.bind_thread = [&topology](int node) {
     if (node >= topology.node_count()) return;
     const Status bound = topology.BindThread(node);
-    if (!bound.ok()) spdlog::warn("an optimizer thread is not bound to node {}: {}", node, bound.ToString());
+    if (!bound.ok())
+      spdlog::warn("an optimizer thread is not bound to node {}: {}", node, bound.ToString());
   };
   optimizer.before_update = [this, &topology](int64_t chunk, int64_t) {
     checkpointer_->BeforeUpdate(chunk);
     const Region weights = options_.context->layout().weights(chunk);
-    topology.NoteAccess(options_.context->pools().At(weights), weights.bytes, MemoryAccess::kUpdate);
+    topology.NoteAccess(options_.context->pools().At(weights), weights.bytes,
+                        MemoryAccess::kUpdate);
   };
   optimizer.on_update = [this](int node, int64_t chunk, int64_t step, double start, double end) {
     tracer_.OnUpdate(node, chunk, step, start, end);
@@ -205,7 +212,6 @@ Result<int64_t> Attempt::Train() {
       .reporter = reporter_.get(),
       .stop = options_.stop,
       .first_step = options_.start.completed_steps,
-      .first_is_durable = options_.start.in_own_output,
       .host_bytes_peak = [this] { return HostBytesPeak(); },
       .on_step = [this](const StepReport& report,
                         const TrainingLoop::StepCosts& costs) { OnStep(report, costs); },
@@ -229,12 +235,13 @@ Status Attempt::FinishWorkers() {
   const Status traced = tracer_.Write();
   if (!traced.ok()) spdlog::warn("the trace was not written: {}", traced.ToString());
   MutexLock lock(mutex_);
-  const bool must_be_durable =
-      completed_steps_ == options_.context->spec().steps() && last_checkpoint_.step == completed_steps_;
+  const bool must_be_durable = completed_steps_ == options_.context->spec().steps() &&
+                               last_checkpoint_.step == completed_steps_;
   return must_be_durable ? last_checkpoint_.status.Annotate("the last checkpoint") : Status::Ok();
 }
 
-// The order of engine rules, section 7: aborted first, then the optimizer at a chunk boundary, then the workers.
+// The order of engine rules, section 7: aborted first, then the optimizer at a chunk boundary, then
+// the workers.
 void Attempt::EndWorkers() {
   std::optional<Watchdog::Failure> failure;
   if (page_) page_->Abort();
@@ -257,8 +264,8 @@ Attempt::Outcome Attempt::Describe(const Status& status) {
   Outcome outcome = {.status = status};
   std::optional<Watchdog::Failure> failure;
   if (watchdog_) {
-    // A failure of the host's own must release the workers too. What a worker died of comes before what the
-    // host saw of it.
+    // A failure of the host's own must release the workers too. What a worker died of comes before
+    // what the host saw of it.
     if (!status.ok()) watchdog_->Fail(status);
     failure = watchdog_->failure();
   }
@@ -335,7 +342,8 @@ void Attempt::OnStep(const StepReport& report, const TrainingLoop::StepCosts& co
     progress.set_tokens(progress.tokens() + report.tokens);
     progress.set_eta_seconds(static_cast<double>(left) * report.step_seconds);
     progress.set_optimizer_busy_seconds(busy_seconds);
-    progress.set_exposed_wait_seconds(progress.exposed_wait_seconds() + report.exposed_wait_seconds);
+    progress.set_exposed_wait_seconds(progress.exposed_wait_seconds() +
+                                      report.exposed_wait_seconds);
     progress.set_host_to_device_bytes(progress.host_to_device_bytes() + costs.host_to_device_bytes);
     progress.set_device_to_host_bytes(progress.device_to_host_bytes() + costs.device_to_host_bytes);
   });
@@ -349,7 +357,8 @@ int64_t Attempt::HostBytesPeak() {
   host_bytes_peak_ = std::max(host_bytes_peak_, ProportionalSetBytes(processes) +
                                                     HugetlbPoolBytes(options_.context->start()));
   // At most a hundredth of the time.
-  host_bytes_due_ = Clock::now() + std::max<Clock::duration>(kHostBytesInterval, 100 * (Clock::now() - now));
+  host_bytes_due_ =
+      Clock::now() + std::max<Clock::duration>(kHostBytesInterval, 100 * (Clock::now() - now));
   return host_bytes_peak_;
 }
 

@@ -1,7 +1,7 @@
-// Attempt is one try to run the job from a starting point: a new control page, workers, state in the pools,
-// the training loop, and the way out. Whatever happens, on return no worker lives, every thread of the attempt
-// has ended and no descriptor of it is open. Run is called once, by the process's main thread (workers
-// die with the thread that started them).
+// Attempt is one try to run the job from a starting point: a new control page, workers, state in
+// the pools, the training loop, and the way out. Whatever happens, on return no worker lives, every
+// thread of the attempt has ended and no descriptor of it is open. Run is called once, by the
+// process's main thread (workers die with the thread that started them).
 
 #pragma once
 
@@ -77,7 +77,8 @@ class Attempt {
   std::chrono::steady_clock::time_point host_bytes_due_;
 
   Mutex mutex_;
-  std::vector<int64_t> requests_ OOM_GUARDED_BY(mutex_);  // Waiting for the snapshot of the last cut.
+  std::vector<int64_t> requests_
+      OOM_GUARDED_BY(mutex_);  // Waiting for the snapshot of the last cut.
   Checkpointer::Outcome last_checkpoint_ OOM_GUARDED_BY(mutex_);
 
   // In the order of the way out, reversed: the watchdog ends first, the page goes last.

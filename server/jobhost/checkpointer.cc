@@ -1,11 +1,10 @@
 #include "server/jobhost/checkpointer.h"
 
+#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 
 #include <cstring>
 #include <utility>
-
-#include <spdlog/spdlog.h>
 
 namespace oom {
 
@@ -35,21 +34,36 @@ class Checkpointer::Staging {
   std::byte* address_ = nullptr;
 };
 
+namespace {
+
+// Chunks in the order in which updates reach them: overlapped ones follow the backward from the
+// last unit to the first, deferred ones the next forward. Resident chunks last: nobody waits for
+// those.
+std::vector<int64_t> UpdateOrder(const SharedLayout& layout, v1::UpdateMode mode) {
+  std::vector<int64_t> order;
+  std::vector<int64_t> resident;
+  const auto unit_count = static_cast<int64_t>(layout.units().size());
+  for (int64_t i = 0; i < unit_count; ++i) {
+    const int64_t unit = mode == v1::UPDATE_MODE_OVERLAPPED ? unit_count - 1 - i : i;
+    for (int64_t c = layout.first_chunk(unit); c < layout.first_chunk(unit + 1); ++c) {
+      (layout.resident(unit) ? resident : order).push_back(c);
+    }
+  }
+  order.insert(order.end(), resident.begin(), resident.end());
+  return order;
+}
+
+}  // namespace
+
 Checkpointer::Checkpointer(Options options) : options_(std::move(options)) {
   const SharedLayout& layout = options_.context->layout();
   staging_ = std::make_unique<Staging>(options_.context->plan().snapshot_staging_bytes());
   Snapshot::Options snapshot;
-  std::vector<int64_t> streamed;
-  std::vector<int64_t> resident;
   for (const Chunk& chunk : layout.chunks()) {
     snapshot.chunks.push_back(
         {.unit = chunk.unit, .first_element = chunk.first_element, .elements = chunk.elements});
-    (chunk.owner_rank < 0 ? streamed : resident).push_back(chunk.index);
   }
-  // Overlapped updates come in the order of the backward, deferred ones in the order of next use.
-  const bool overlapped = options_.context->plan().update_mode() == v1::UPDATE_MODE_OVERLAPPED;
-  snapshot.order = overlapped ? std::vector<int64_t>(streamed.rbegin(), streamed.rend()) : streamed;
-  snapshot.order.insert(snapshot.order.end(), resident.begin(), resident.end());
+  snapshot.order = UpdateOrder(layout, options_.context->plan().update_mode());
   snapshot.precision = options_.context->precision();
   snapshot.staging = staging_->bytes();
   snapshot.read_chunk = [this](int64_t chunk, const StateBuffer& buffer) {
@@ -72,9 +86,11 @@ Status Checkpointer::ReadChunk(int64_t chunk, const StateBuffer& buffer) const {
     rest = pools.At(layout.rest(chunk));
   } else {
     const auto step = static_cast<uint64_t>(step_.load());
-    const WaitResult taken =
-        options_.page->snapshot_taken(chunk).WaitAtLeast(step, options_.page->aborted());
-    if (taken != WaitResult::kReached) {
+    const SharedWord& taken = options_.page->snapshot_taken(chunk);
+    static_cast<void>(taken.WaitAtLeast(step, options_.page->aborted()));
+    // A copy that was whole before the abort is as good as any: nobody touches it until the next
+    // cut.
+    if (taken.Load() < step) {
       return Status(Code::kAborted, "the attempt ended before its resident state was copied");
     }
     weights = pools.At(layout.snapshot(chunk));

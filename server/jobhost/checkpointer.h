@@ -1,7 +1,7 @@
-// Checkpointer takes the checkpoints of one attempt: at a cut it starts a snapshot, which is written while
-// training goes on, and says when it is durable. A checkpoint that fails (a full disk) is reported and does not
-// stop training; the older ones stand.
-// Begin, Wait: the training loop's thread. BeforeUpdate: optimizer threads. The rest is thread-safe.
+// Checkpointer takes the checkpoints of one attempt: at a cut it starts a snapshot, which is
+// written while training goes on, and says when it is durable. A checkpoint that fails (a full
+// disk) is reported and does not stop training; the older ones stand. Begin, Wait: the training
+// loop's thread. BeforeUpdate: optimizer threads. The rest is thread-safe.
 
 #pragma once
 
@@ -41,8 +41,8 @@ class Checkpointer {
   // Waits for a snapshot that is being written.
   ~Checkpointer();
 
-  // The state after `step` completed steps is to be saved. REQUIRES: called between the last update of step
-  // `step` - 1 and the first one of step `step`, with no snapshot active.
+  // The state after `step` completed steps is to be saved. REQUIRES: called between the last update
+  // of step `step` - 1 and the first one of step `step`, with no snapshot active.
   void Begin(int64_t step);
   // Before streamed chunk `chunk` is updated in place; may block.
   void BeforeUpdate(int64_t chunk);

@@ -7,13 +7,12 @@
 
 #include <algorithm>
 #include <array>
+#include <boost/asio.hpp>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <deque>
 #include <thread>
-
-#include <boost/asio.hpp>
 
 #include "runtime/base/mutex.h"
 #include "runtime/ipc/frame.h"
@@ -75,8 +74,12 @@ struct DaemonConnection {
 class ControlServer::Impl {
  public:
   explicit Impl(Options options)
-      : options_(std::move(options)), acceptor_(io_), repeat_timer_(io_), progress_timer_(io_),
-        absence_timer_(io_), signals_(io_) {}
+      : options_(std::move(options)),
+        acceptor_(io_),
+        repeat_timer_(io_),
+        progress_timer_(io_),
+        absence_timer_(io_),
+        signals_(io_) {}
 
   Status Start() {
     OOM_ASSIGN_OR_RETURN(const int listener, Listen(options_.socket_path));

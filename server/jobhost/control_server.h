@@ -1,7 +1,8 @@
-// ControlServer is the job host's end of its control socket (host.sock): it greets every daemon that connects
-// with HostHello, repeats each transition until it is acknowledged, sends progress at most four times a
-// second, and takes stop and checkpoint requests. One daemon at a time: a new connection replaces the old
-// one. Runs its own thread; every public method is thread-safe and returns at once.
+// ControlServer is the job host's end of its control socket (host.sock): it greets every daemon
+// that connects with HostHello, repeats each transition until it is acknowledged, sends progress at
+// most four times a second, and takes stop and checkpoint requests. One daemon at a time: a new
+// connection replaces the old one. Runs its own thread; every public method is thread-safe and
+// returns at once.
 
 #pragma once
 
@@ -36,8 +37,8 @@ class ControlServer {
     std::function<void()> on_terminate;
   };
 
-  // Replaces a socket that a dead host left; mode 0600. Codes of ErrnoStatus; kInvalidArgument if the
-  // path is longer than a Unix socket's may be.
+  // Replaces a socket that a dead host left; mode 0600. Codes of ErrnoStatus; kInvalidArgument if
+  // the path is longer than a Unix socket's may be.
   static Result<std::unique_ptr<ControlServer>> Start(Options options);
   // Closes the connection and removes the socket.
   ~ControlServer();

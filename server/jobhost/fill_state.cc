@@ -80,10 +80,10 @@ Status ReadUnitRange(const StateSource& source, const ParameterUnit& unit, State
     const int64_t begin_here = std::max(first, tensor.offset_elements);
     const int64_t end_here = std::min(end, tensor.offset_elements + tensor.elements);
     if (begin_here >= end_here) continue;
-    OOM_RETURN_IF_ERROR(source.Read(
-        unit.index, static_cast<int64_t>(t), array, begin_here - tensor.offset_elements,
-        out.subspan(static_cast<size_t>(begin_here - first),
-                    static_cast<size_t>(end_here - begin_here))));
+    OOM_RETURN_IF_ERROR(source.Read(unit.index, static_cast<int64_t>(t), array,
+                                    begin_here - tensor.offset_elements,
+                                    out.subspan(static_cast<size_t>(begin_here - first),
+                                                static_cast<size_t>(end_here - begin_here))));
   }
   return Status::Ok();
 }
@@ -120,7 +120,8 @@ Status FillStreamedState(const FillOptions& options, const StateSource& source) 
     const Chunk& chunk = layout.chunks()[static_cast<size_t>(piece.index)];
     const ParameterUnit& unit = layout.units()[static_cast<size_t>(chunk.unit)];
     std::vector<float> arrays[3];
-    for (const StateArray array : {StateArray::kMaster, StateArray::kMoment1, StateArray::kMoment2}) {
+    for (const StateArray array :
+         {StateArray::kMaster, StateArray::kMoment1, StateArray::kMoment2}) {
       std::vector<float>& values = arrays[static_cast<size_t>(array)];
       values.resize(static_cast<size_t>(piece.count));
       OOM_RETURN_IF_ERROR(

@@ -1,6 +1,7 @@
-// Brings the pools to life at the start of an attempt: each page is touched first by a thread that is bound to
-// the pool's NUMA node (so that it lies there, and the job's cgroup is charged), and the streamed chunks get
-// their masters and moments from a StateSource. Blocks until all is done; starts and joins its own threads.
+// Brings the pools to life at the start of an attempt: each page is touched first by a thread that
+// is bound to the pool's NUMA node (so that it lies there, and the job's cgroup is charged), and
+// the streamed chunks get their masters and moments from a StateSource. Blocks until all is done;
+// starts and joins its own threads.
 
 #pragma once
 

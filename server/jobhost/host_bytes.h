@@ -1,5 +1,5 @@
-// Host memory of a job: PSS of its processes, and its pools on hugetlb pages, which the kernel counts in no
-// process (engine rules, section 13). Thread-safe functions.
+// Host memory of a job: PSS of its processes, and its pools on hugetlb pages, which the kernel
+// counts in no process (engine rules, section 13). Thread-safe functions.
 
 #pragma once
 

@@ -1,12 +1,12 @@
 #include "server/jobhost/host_log.h"
 
-#include <mutex>
-#include <vector>
-
 #include <spdlog/details/file_helper.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+
+#include <mutex>
+#include <vector>
 
 namespace oom {
 

@@ -1,5 +1,5 @@
-// The job host's own log: spdlog's default logger writes to stderr and to a file that changes with the attempt,
-// <output>/logs/attempt-<A>/jobhost.log. Thread-safe.
+// The job host's own log: spdlog's default logger writes to stderr and to a file that changes with
+// the attempt, <output>/logs/attempt-<A>/jobhost.log. Thread-safe.
 
 #pragma once
 
@@ -14,7 +14,8 @@ class HostLog {
   HostLog();
   ~HostLog();
 
-  // Lines go here from now on, too. A file that cannot be opened is said on stderr; nothing else depends on it.
+  // Lines go here from now on, too. A file that cannot be opened is said on stderr; nothing else
+  // depends on it.
   void WriteTo(const std::string& path);
 
  private:

@@ -57,8 +57,7 @@ Result<std::unique_ptr<JobContext>> JobContext::Create(const internal::v1::JobSt
 
 Status JobContext::MapPools() {
   const std::vector<PoolSpec>& wanted = layout_->pools();
-  if (pool_fds_.size() != wanted.size() ||
-      start_.pools_size() != static_cast<int>(wanted.size())) {
+  if (pool_fds_.size() != wanted.size() || start_.pools_size() != static_cast<int>(wanted.size())) {
     return Status(Code::kInternal, "the job has " + std::to_string(start_.pools_size()) +
                                        " pools, its plan needs " + std::to_string(wanted.size()));
   }
@@ -69,7 +68,8 @@ Status JobContext::MapPools() {
                                          " bytes is not the plan's " + wanted[index].name + " of " +
                                          std::to_string(wanted[index].bytes));
     }
-    OOM_ASSIGN_OR_RETURN(PoolMapping mapping, PoolMapping::Map(pool_fds_[index].get(), pool.bytes()));
+    OOM_ASSIGN_OR_RETURN(PoolMapping mapping,
+                         PoolMapping::Map(pool_fds_[index].get(), pool.bytes()));
     pool_map_.bases.push_back(mapping.data());
     mappings_.push_back(std::move(mapping));
   }

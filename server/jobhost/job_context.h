@@ -1,5 +1,5 @@
-// JobContext is everything of a job that stays the same over its attempts: what to run, the model, where
-// each shared byte lies, the graph, the mapped pools. Immutable after Create; thread-safe.
+// JobContext is everything of a job that stays the same over its attempts: what to run, the model,
+// where each shared byte lies, the graph, the mapped pools. Immutable after Create; thread-safe.
 
 #pragma once
 
@@ -20,9 +20,9 @@ namespace oom {
 
 class JobContext {
  public:
-  // Takes over `pool_fds` (one a pool, in order). Fails with kInvalidArgument (reason INVALID_INPUT: the model's
-  // configuration or the plan, field named; reason INTERNAL: pools that are not the plan's) or the
-  // codes of ReadFile and PoolMapping::Map.
+  // Takes over `pool_fds` (one a pool, in order). Fails with kInvalidArgument (reason
+  // INVALID_INPUT: the model's configuration or the plan, field named; reason INTERNAL: pools that
+  // are not the plan's) or the codes of ReadFile and PoolMapping::Map.
   static Result<std::unique_ptr<JobContext>> Create(const internal::v1::JobStart& start,
                                                     std::vector<UniqueFd> pool_fds,
                                                     std::unique_ptr<NumaTopology> topology);
@@ -44,8 +44,8 @@ class JobContext {
   }
   int64_t tokens_per_step() const { return spec().global_batch() * spec().sequence_length(); }
 
-  // The state that a job without a checkpoint starts from: the model's files, or random initialisation.
-  // Fails with kNotFound or kInvalidArgument (file and tensor named).
+  // The state that a job without a checkpoint starts from: the model's files, or random
+  // initialisation. Fails with kNotFound or kInvalidArgument (file and tensor named).
   Result<std::unique_ptr<StateSource>> OpenModel() const;
 
  private:

@@ -1,10 +1,9 @@
 #include "server/jobhost/job_machine.h"
 
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <utility>
-
-#include <spdlog/spdlog.h>
 
 #include "runtime/checkpoint/export.h"
 
@@ -74,9 +73,9 @@ Status JobMachine::Run() {
 
 Status JobMachine::StartServer() {
   const internal::v1::JobStart& start = options_.start;
-  OOM_ASSIGN_OR_RETURN(journal_, TransitionJournal::Open(
-                                     start.job_directory() + "/transitions.journal",
-                                     start.next_transition()));
+  OOM_ASSIGN_OR_RETURN(journal_,
+                       TransitionJournal::Open(start.job_directory() + "/transitions.journal",
+                                               start.next_transition()));
   // What oomd had recorded when it wrote job.pb.
   OOM_RETURN_IF_ERROR(journal_->Acknowledge(start.next_transition() - 1));
   ControlServer::Options server;
@@ -191,7 +190,8 @@ Attempt::Outcome JobMachine::RunAttempt(int number) {
             stopping = true;
             const auto request = stop_.request();
             Publish(v1::JOB_STATE_STOPPING, number,
-                    request ? End{.reason = request->reason, .message = "the granted steps are finished"}
+                    request ? End{.reason = request->reason,
+                                  .message = "the granted steps are finished"}
                             : End{.message = "the last steps, checkpoint and export"});
           },
       .on_checkpoint =
@@ -212,7 +212,8 @@ JobMachine::End JobMachine::StoppedEnd() const {
                                std::to_string(progress.durable_step())};
 }
 
-std::optional<JobMachine::End> JobMachine::AfterAttempt(const Attempt::Outcome& outcome, int number) {
+std::optional<JobMachine::End> JobMachine::AfterAttempt(const Attempt::Outcome& outcome,
+                                                        int number) {
   const bool all_steps = outcome.completed_steps >= options_.start.spec().steps();
   if (outcome.status.ok() && all_steps) return Export();
   // A job that was to stop does not begin anew, whatever its last attempt died of.
@@ -235,9 +236,8 @@ std::optional<JobMachine::End> JobMachine::Recover(const Attempt::Outcome& outco
     std::string text = message;
     if (decision.reason != reason) text = reason + ": " + text;
     if (!decision.explanation.empty()) text += "; " + decision.explanation;
-    return End{.reason = decision.reason,
-               .message = text,
-               .failed_log_path = outcome.failed_log_path};
+    return End{
+        .reason = decision.reason, .message = text, .failed_log_path = outcome.failed_log_path};
   }
   char delay[32];
   std::snprintf(delay, sizeof(delay), "%.1f", decision.delay_seconds);
@@ -250,8 +250,8 @@ std::optional<JobMachine::End> JobMachine::Recover(const Attempt::Outcome& outco
 }
 
 JobMachine::End JobMachine::Export() {
-  const auto report = ExportCheckpoint({.output_directory = output_->path(),
-                                        .step = options_.start.spec().steps()});
+  const auto report = ExportCheckpoint(
+      {.output_directory = output_->path(), .step = options_.start.spec().steps()});
   if (!report.ok()) {
     return {.reason = ReasonOf(report.status()),
             .message = "the export failed: " + MessageOf(report.status())};

@@ -1,6 +1,7 @@
-// JobMachine is the job's state machine in the job host (service decisions, D2): attempts one after the other with
-// backoff between them, a stop at any moment, the export at the end, and every transition journaled before it is
-// told. One thread calls Run; it must be the process's main thread (see Attempt).
+// JobMachine is the job's state machine in the job host (service decisions, D2): attempts one after
+// the other with backoff between them, a stop at any moment, the export at the end, and every
+// transition journaled before it is told. One thread calls Run; it must be the process's main
+// thread (see Attempt).
 
 #pragma once
 
@@ -39,8 +40,8 @@ class JobMachine {
   explicit JobMachine(Options options);
   ~JobMachine();
 
-  // Runs the job to a final state (or SUSPENDED), and returns when oomd has recorded it. Fails with codes of
-  // TransitionJournal::Open and ControlServer::Start; then the job was not touched.
+  // Runs the job to a final state (or SUSPENDED), and returns when oomd has recorded it. Fails with
+  // codes of TransitionJournal::Open and ControlServer::Start; then the job was not touched.
   Status Run();
 
  private:

@@ -1,5 +1,5 @@
-// What a job host knows of its job's progress, over all of its attempts. Several threads write it (training
-// loop, snapshot writer), the control server is told after each change. Thread-safe.
+// What a job host knows of its job's progress, over all of its attempts. Several threads write it
+// (training loop, snapshot writer), the control server is told after each change. Thread-safe.
 
 #pragma once
 

@@ -1,19 +1,19 @@
-// oom-jobhost: runs one job. Started by oomd with --start <job.pb> and the job's pools as inherited descriptors.
+// oom-jobhost: runs one job. Started by oomd with --start <job.pb> and the job's pools as inherited
+// descriptors.
 
 #include <fcntl.h>
 #include <signal.h>
+#include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <CLI/CLI.hpp>
-#include <spdlog/spdlog.h>
 
 #include "oom/internal/v1/control.pb.h"
 #include "runtime/base/file.h"
@@ -41,9 +41,9 @@ Result<std::vector<UniqueFd>> TakePools(const internal::v1::JobStart& start) {
     UniqueFd fd(start.first_pool_fd() + index);
     if (::fcntl(fd.get(), F_SETFD, FD_CLOEXEC) != 0) {
       fd.Release();
-      return Status(Code::kInvalidArgument,
-                    "pool " + std::to_string(index) + " is not open as descriptor " +
-                        std::to_string(start.first_pool_fd() + index));
+      return Status(Code::kInvalidArgument, "pool " + std::to_string(index) +
+                                                " is not open as descriptor " +
+                                                std::to_string(start.first_pool_fd() + index));
     }
     pools.push_back(std::move(fd));
   }

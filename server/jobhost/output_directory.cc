@@ -1,14 +1,13 @@
 #include "server/jobhost/output_directory.h"
 
 #include <fcntl.h>
+#include <google/protobuf/util/json_util.h>
+#include <spdlog/spdlog.h>
 #include <sys/file.h>
 
 #include <cerrno>
-#include <utility>
-
-#include <google/protobuf/util/json_util.h>
 #include <nlohmann/json.hpp>
-#include <spdlog/spdlog.h>
+#include <utility>
 
 #include "runtime/base/file.h"
 #include "runtime/checkpoint/checkpoint_directory.h"
@@ -48,11 +47,13 @@ Status CheckOwner(const std::string& path, const internal::v1::JobStart& start) 
   const nlohmann::json json = nlohmann::json::parse(text.value(), nullptr, false);
   if (!json.is_object() || !json.contains("uid") || !json["uid"].is_string() ||
       !json.contains("spec") || !json["spec"].is_object()) {
-    return InvalidInput(path + "/job.json is no job of OOM; choose another output directory", "output");
+    return InvalidInput(path + "/job.json is no job of OOM; choose another output directory",
+                        "output");
   }
   if (json["uid"] == start.uid()) return Status::Ok();
   const auto name = json["spec"].find("name");
-  const std::string other = name != json["spec"].end() && name->is_string() ? name->get<std::string>() : "";
+  const std::string other =
+      name != json["spec"].end() && name->is_string() ? name->get<std::string>() : "";
   if (other == start.spec().name()) return Status::Ok();
   return InvalidInput("the output directory " + path + " belongs to job '" + other +
                           "', this job is '" + start.spec().name() + "'",
@@ -61,13 +62,15 @@ Status CheckOwner(const std::string& path, const internal::v1::JobStart& start) 
 
 std::string JoinSkipped(const std::vector<SkippedCheckpoint>& skipped) {
   std::string text;
-  for (const SkippedCheckpoint& one : skipped) text += " " + one.path + " (" + one.status.message() + ")";
+  for (const SkippedCheckpoint& one : skipped)
+    text += " " + one.path + " (" + one.status.message() + ")";
   return text;
 }
 
 }  // namespace
 
-Result<std::unique_ptr<OutputDirectory>> OutputDirectory::Claim(const internal::v1::JobStart& start) {
+Result<std::unique_ptr<OutputDirectory>> OutputDirectory::Claim(
+    const internal::v1::JobStart& start) {
   const std::string& path = start.spec().output();
   if (const Status made = MakeDirectories(path); !made.ok()) {
     if (made.code() == Code::kResourceExhausted) return StorageStatus(made);
@@ -88,7 +91,8 @@ Result<std::unique_ptr<OutputDirectory>> OutputDirectory::Claim(const internal::
   nlohmann::ordered_json job;
   job["uid"] = start.uid();
   job["spec"] = nlohmann::ordered_json::parse(spec_json);
-  if (const Status written = WriteFileAtomically(path + "/job.json", job.dump(2) + "\n"); !written.ok()) {
+  if (const Status written = WriteFileAtomically(path + "/job.json", job.dump(2) + "\n");
+      !written.ok()) {
     if (written.code() == Code::kResourceExhausted) return StorageStatus(written);
     return InvalidInput("the output directory is not writable: " + written.message(), "output");
   }
@@ -121,7 +125,8 @@ Result<StartingPoint> OutputDirectory::FindStart(const JobContext& context, bool
   auto found = FindNewestCheckpoint(path_, find);
   if (found.ok()) {
     if (!found->skipped.empty()) {
-      spdlog::warn("checkpoints that are not whole were passed over:{}", JoinSkipped(found->skipped));
+      spdlog::warn("checkpoints that are not whole were passed over:{}",
+                   JoinSkipped(found->skipped));
     }
     if (const Status fits = CheckResume(found->manifest, request); !fits.ok()) {
       return InvalidInput(fits.message(), fits.field());

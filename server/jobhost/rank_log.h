@@ -1,7 +1,7 @@
-// RankLog copies what a worker writes to stdout and stderr into the rank's log file. The worker is never held
-// up: a full disk or a flood costs lines, which are counted, not time. Lines are cut at 16 KiB; at the size
-// cap the file becomes "<path>.1" and a new one begins, so a rank takes at most twice the cap.
-// Runs its own thread from Start until the pipe's last writer is gone, or Finish.
+// RankLog copies what a worker writes to stdout and stderr into the rank's log file. The worker is
+// never held up: a full disk or a flood costs lines, which are counted, not time. Lines are cut at
+// 16 KiB; at the size cap the file becomes "<path>.1" and a new one begins, so a rank takes at most
+// twice the cap. Runs its own thread from Start until the pipe's last writer is gone, or Finish.
 
 #pragma once
 
@@ -53,7 +53,7 @@ class RankLog {
   UniqueFd file_;
   int64_t file_bytes_ = 0;
   std::string line_;
-  int64_t cut_bytes_ = 0;      // Of the current line, beyond the limit.
+  int64_t cut_bytes_ = 0;  // Of the current line, beyond the limit.
   int64_t lost_line_count_ = 0;
   std::thread thread_;
 };

@@ -16,7 +16,8 @@ RetryPolicy::Decision RetryPolicy::OnFailure(const std::string& reason, int64_t 
   const bool same_step = options_.last_failure_durable_step == durable_step;
   options_.last_failure_durable_step = durable_step;
   if (IsFinalReason(reason)) return {.reason = reason};
-  if (options_.max_failures == 0) return {.reason = reason, .explanation = "no retries are allowed"};
+  if (options_.max_failures == 0)
+    return {.reason = reason, .explanation = "no retries are allowed"};
   if (options_.failure_count > options_.max_failures) {
     return {.reason = "RETRIES_EXHAUSTED",
             .explanation = std::to_string(options_.failure_count) + " failures, " +
@@ -27,9 +28,9 @@ RetryPolicy::Decision RetryPolicy::OnFailure(const std::string& reason, int64_t 
             .explanation = "two failures in a row with no checkpoint between them (durable step " +
                            std::to_string(durable_step) + ")"};
   }
-  const double longest =
-      std::min(options_.backoff_max_seconds,
-               std::ldexp(options_.backoff_initial_seconds, std::min(options_.failure_count - 1, 60)));
+  const double longest = std::min(
+      options_.backoff_max_seconds,
+      std::ldexp(options_.backoff_initial_seconds, std::min(options_.failure_count - 1, 60)));
   return {.retry = true, .delay_seconds = longest * uniform};
 }
 

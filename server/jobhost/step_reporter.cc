@@ -1,10 +1,10 @@
 #include "server/jobhost/step_reporter.h"
 
+#include <spdlog/spdlog.h>
+
 #include <chrono>
 #include <utility>
 #include <vector>
-
-#include <spdlog/spdlog.h>
 
 #include "runtime/trace/step_log.h"
 #include "runtime/trace/tensorboard.h"

@@ -1,5 +1,5 @@
-// StepReporter writes what users plot: steps.jsonl and TensorBoard events of the steps of one attempt.
-// One thread.
+// StepReporter writes what users plot: steps.jsonl and TensorBoard events of the steps of one
+// attempt. One thread.
 
 #pragma once
 
@@ -41,7 +41,8 @@ class StepReporter {
                                                     int64_t completed_steps);
   ~StepReporter();
 
-  // Fails with codes of ErrnoStatus for the step log. TensorBoard is a convenience: an error there is logged once.
+  // Fails with codes of ErrnoStatus for the step log. TensorBoard is a convenience: an error there
+  // is logged once.
   Status Report(const StepReport& report);
 
   // Makes the step log durable: called before a checkpoint is written.

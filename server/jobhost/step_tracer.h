@@ -1,6 +1,6 @@
-// StepTracer collects the host optimizer's spans of the traced steps, and at the end merges them with the
-// parts that the workers wrote into one Chrome trace, <output>/trace/steps.json.
-// OnUpdate is thread-safe; the rest is one thread's.
+// StepTracer collects the host optimizer's spans of the traced steps, and at the end merges them
+// with the parts that the workers wrote into one Chrome trace, <output>/trace/steps.json. OnUpdate
+// is thread-safe; the rest is one thread's.
 
 #pragma once
 
@@ -25,7 +25,8 @@ class StepTracer {
 
   // Where the worker of `rank` writes its part; empty if nothing is traced.
   std::string PartPath(int rank) const;
-  void OnUpdate(int numa_node, int64_t chunk, int64_t step, double start_seconds, double end_seconds);
+  void OnUpdate(int numa_node, int64_t chunk, int64_t step, double start_seconds,
+                double end_seconds);
   // When the workers have ended. Fails with codes of ChromeTrace::Read and Write.
   Status Write();
 

@@ -12,9 +12,9 @@ constexpr double kLongestGraceSeconds = 7 * 24 * 3600.0;
 }  // namespace
 
 void StopControl::Stop(const internal::v1::Stop& stop) {
-  const double grace_seconds =
-      stop.grace_seconds() > 0.0 ? std::min(stop.grace_seconds(), kLongestGraceSeconds)
-                                 : kDefaultGraceSeconds;
+  const double grace_seconds = stop.grace_seconds() > 0.0
+                                   ? std::min(stop.grace_seconds(), kLongestGraceSeconds)
+                                   : kDefaultGraceSeconds;
   Request next = {
       .final_state = stop.final_state() == v1::JOB_STATE_SUSPENDED ? v1::JOB_STATE_SUSPENDED
                                                                    : v1::JOB_STATE_CANCELLED,

@@ -1,6 +1,6 @@
-// StopControl is what the daemon wants of a running job: to stop (and how), and checkpoints on request. The
-// control server writes it, the threads of an attempt read it. A later stop may hurry an earlier one (NOW,
-// another final state), never slow it down. Thread-safe.
+// StopControl is what the daemon wants of a running job: to stop (and how), and checkpoints on
+// request. The control server writes it, the threads of an attempt read it. A later stop may hurry
+// an earlier one (NOW, another final state), never slow it down. Thread-safe.
 
 #pragma once
 

@@ -1,15 +1,16 @@
 #include "server/jobhost/training_loop.h"
 
-#include <algorithm>
-
 #include <spdlog/spdlog.h>
+
+#include <algorithm>
 
 #include "runtime/base/check.h"
 
 namespace oom {
 namespace {
 
-// Steps that workers may begin beyond the completed ones: one runs, the next one's loads are under way.
+// Steps that workers may begin beyond the completed ones: one runs, the next one's loads are under
+// way.
 constexpr int64_t kStepsAhead = 2;
 static_assert(kStepsAhead < kStepRing, "records are read after the next grant");
 
@@ -18,16 +19,15 @@ static_assert(kStepsAhead < kStepRing, "records are read after the next grant");
 Result<int64_t> TrainingLoop::Run() {
   completed_ = granted_ = options_.first_step;
   end_ = std::max(options_.context->spec().steps(), options_.first_step);
-  // Nothing is cut where a checkpoint is already, nor before the first step.
-  cut_ = snapshot_at_ = options_.first_is_durable ? options_.first_step : 0;
+  cut_ = snapshot_at_ = options_.first_step;
   Grant();
   while (completed_ < end_) {
     if (granted_ == completed_) {
-      // The next cut has to wait until the last snapshot is written: there is one place for it.
+      // The next cut has to wait until the last snapshot is written.
       options_.checkpointer->Wait();
-      if (options_.page->aborted().Load() != 0) return Status(Code::kAborted, "the attempt was aborted");
+      if (options_.page->aborted().Load() != 0)
+        return Status(Code::kAborted, "the attempt was aborted");
       Grant();
-      BeginSnapshotIfDue();
       continue;
     }
     OOM_ASSIGN_OR_RETURN(const HostOptimizer::StepOutcome outcome,
@@ -37,20 +37,19 @@ Result<int64_t> TrainingLoop::Run() {
     OOM_RETURN_IF_ERROR(ReportStep(outcome));
     BeginSnapshotIfDue();
   }
-  if (!ending_) {
-    options_.checkpointer->Wait();
-    Grant();
-  }
-  BeginSnapshotIfDue();
   OOM_CHECK(ending_);
   return completed_;
 }
 
 void TrainingLoop::Grant() {
-  const auto request = options_.stop->request();
-  if (request && !ending_) end_ = std::min(end_, granted_);
+  if (!stop_seen_ && options_.stop->request()) {
+    stop_seen_ = true;
+    // The cut of a checkpoint has to be announced before its last step is granted: one step more is
+    // taken.
+    const bool ends_here = granted_ == options_.first_step || granted_ == cut_;
+    end_ = std::min(end_, ends_here ? granted_ : granted_ + 1);
+  }
   while (!ending_) {
-    if (CutIsDue(granted_) && !TakeCut(granted_)) return;
     if (granted_ == end_) {
       ending_ = true;
       options_.page->stop_step().Publish(static_cast<uint64_t>(end_) + 1);
@@ -58,18 +57,19 @@ void TrainingLoop::Grant() {
       return;
     }
     if (granted_ >= completed_ + kStepsAhead) return;
+    if (CutIsDue(granted_ + 1) && !TakeCut(granted_ + 1)) return;
     ++granted_;
     options_.page->step_limit().Publish(static_cast<uint64_t>(granted_));
   }
 }
 
 bool TrainingLoop::CutIsDue(int64_t steps) const {
-  if (steps == 0 || steps == cut_) return false;
   const int64_t every = options_.context->spec().checkpoint().every_steps();
   return steps == end_ || (every > 0 && steps % every == 0) || options_.stop->has_checkpoints();
 }
 
-// Announces the cut after `steps` steps, before any step beyond it is granted. False: not yet.
+// Announces the cut after `steps` steps, before the last of them is granted: owners copy a resident
+// chunk right after its update. False: not yet, there is room for one snapshot at a time.
 bool TrainingLoop::TakeCut(int64_t steps) {
   if (snapshot_at_ != cut_ || options_.checkpointer->active()) return false;
   cut_ = steps;
@@ -122,7 +122,8 @@ Status TrainingLoop::ReportStep(const HostOptimizer::StepOutcome& outcome) {
   for (int rank = 0; rank < options_.context->layout().rank_count(); ++rank) {
     const RankRecord record = options_.page->rank_record(rank, step);
     report.step_seconds = std::max(report.step_seconds, record.step_seconds);
-    report.exposed_wait_seconds = std::max(report.exposed_wait_seconds, record.exposed_wait_seconds);
+    report.exposed_wait_seconds =
+        std::max(report.exposed_wait_seconds, record.exposed_wait_seconds);
     report.device_bytes_peak = std::max(report.device_bytes_peak, record.device_bytes_peak);
     costs.host_to_device_bytes += record.host_to_device_bytes;
     costs.device_to_host_bytes += record.device_to_host_bytes;

@@ -1,7 +1,8 @@
-// TrainingLoop drives one attempt's steps from the job host's side: it grants steps to the workers (at most two
-// beyond the completed one), finishes each with the host optimizer, decides where checkpoints cut, ends the run
-// (all steps done, or a stop with a checkpoint) and reports every step. What it grants it never takes back:
-// a stop ends after the steps that were granted. One thread.
+// TrainingLoop drives one attempt's steps from the job host's side: it grants steps to the workers
+// (at most two beyond the completed one), finishes each with the host optimizer, decides where
+// checkpoints cut, ends the run (all steps done, or a stop with a checkpoint) and reports every
+// step. What it grants it never takes back: a stop ends after the steps that were granted, or one
+// more, which a checkpoint needs. One thread.
 
 #pragma once
 
@@ -34,8 +35,7 @@ class TrainingLoop {
     Checkpointer* checkpointer = nullptr;
     StepReporter* reporter = nullptr;
     StopControl* stop = nullptr;
-    int64_t first_step = 0;          // Completed steps at the start.
-    bool first_is_durable = false;   // A checkpoint of them lies in the output directory.
+    int64_t first_step = 0;  // Completed steps at the start.
     std::function<int64_t()> host_bytes_peak;
     std::function<void(const StepReport&, const StepCosts&)> on_step;
     // The end is decided, by a stop or because all steps are done: workers will end.
@@ -65,6 +65,7 @@ class TrainingLoop {
   int64_t end_ = 0;          // Steps after which the run ends.
   int64_t cut_ = 0;          // The last cut that was announced to the workers.
   int64_t snapshot_at_ = 0;  // The last cut whose snapshot was begun.
+  bool stop_seen_ = false;
   bool ending_ = false;
 };
 

@@ -138,7 +138,8 @@ Result<internal::v1::Transition> TransitionJournal::Append(internal::v1::Transit
   transition.set_number(next_number_);
   Status status = WriteAll(file_.get(), Record(kTransition, transition.SerializeAsString()));
   // After a failed sync nobody knows what is on disk: the call is never repeated.
-  if (status.ok() && ::fdatasync(file_.get()) != 0) status = ErrnoStatus(errno, "cannot sync " + path_);
+  if (status.ok() && ::fdatasync(file_.get()) != 0)
+    status = ErrnoStatus(errno, "cannot sync " + path_);
   if (!status.ok()) {
     broken_ = true;
     return status;

@@ -47,8 +47,7 @@ Watchdog::~Watchdog() {
 
 void Watchdog::Run() {
   while (true) {
-    std::vector<struct pollfd> entries = {
-        {.fd = end_event_.get(), .events = POLLIN, .revents = 0}};
+    std::vector<struct pollfd> entries = {{.fd = end_event_.get(), .events = POLLIN, .revents = 0}};
     const auto worker_count = static_cast<int>(options_.workers.size());
     for (int rank = 0; rank < worker_count; ++rank) {
       WorkerProcess& worker = *options_.workers[rank];
@@ -57,8 +56,8 @@ void Watchdog::Run() {
         MutexLock lock(mutex_);
         exited = ranks_[rank].exited;
       }
-      entries.push_back({.fd = stream_ended_[rank] ? -1 : worker.channel().fd(),
-                         .events = POLLIN, .revents = 0});
+      entries.push_back(
+          {.fd = stream_ended_[rank] ? -1 : worker.channel().fd(), .events = POLLIN, .revents = 0});
       entries.push_back({.fd = exited ? -1 : worker.pidfd(), .events = POLLIN, .revents = 0});
     }
     ::poll(entries.data(), entries.size(), kTurnMilliseconds);
@@ -83,8 +82,10 @@ void Watchdog::TakeFrame(int rank) {
     // An end of stream is told by the exit that follows; anything else is a broken worker.
     stream_ended_[rank] = 1;
     if (status.code() != Code::kUnavailable) {
-      FailRank(rank, Status(Code::kInternal, "rank " + std::to_string(rank) + ": " + status.message())
-                         .WithReason("WORKER_CRASHED"), false);
+      FailRank(rank,
+               Status(Code::kInternal, "rank " + std::to_string(rank) + ": " + status.message())
+                   .WithReason("WORKER_CRASHED"),
+               false);
     }
     return;
   }
@@ -103,7 +104,8 @@ void Watchdog::TakeExit(int rank) {
   const std::optional<ProcessExit> exit = options_.workers[rank]->Peek();
   if (!exit) return;
   // Frames that came between the poll and the end.
-  struct pollfd entry = {.fd = options_.workers[rank]->channel().fd(), .events = POLLIN, .revents = 0};
+  struct pollfd entry = {
+      .fd = options_.workers[rank]->channel().fd(), .events = POLLIN, .revents = 0};
   while (!stream_ended_[rank] && ::poll(&entry, 1, 0) > 0) TakeFrame(rank);
   bool done = false;
   {
@@ -113,9 +115,11 @@ void Watchdog::TakeExit(int rank) {
     changed_.NotifyAll();
   }
   if (done && exit->signal == 0 && exit->exit_code == 0) return;
-  FailRank(rank, Status(Code::kAborted, "the worker of rank " + std::to_string(rank) + " " +
-                                            exit->Describe())
-                     .WithReason("WORKER_CRASHED"), false);
+  FailRank(
+      rank,
+      Status(Code::kAborted, "the worker of rank " + std::to_string(rank) + " " + exit->Describe())
+          .WithReason("WORKER_CRASHED"),
+      false);
 }
 
 bool Watchdog::HasWork(int rank, const Rank& state) const {

@@ -1,7 +1,7 @@
-// Watchdog follows the workers of one attempt on its own thread: their frames, their ends (pidfd) and their
-// heartbeats. At the first failure, or when the job must stop at once, it aborts the control page, so
-// that every wait in every process ends (engine rules, section 7); what follows is the attempt's business.
-// Public methods are thread-safe.
+// Watchdog follows the workers of one attempt on its own thread: their frames, their ends (pidfd)
+// and their heartbeats. At the first failure, or when the job must stop at once, it aborts the
+// control page, so that every wait in every process ends (engine rules, section 7); what follows is
+// the attempt's business. Public methods are thread-safe.
 
 #pragma once
 

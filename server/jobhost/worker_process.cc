@@ -1,6 +1,7 @@
 #include "server/jobhost/worker_process.h"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -51,6 +52,8 @@ struct ChildPlan {
   if (::dup2(plan.null_input, STDIN_FILENO) < 0) fail();
   if (::dup2(plan.log, STDOUT_FILENO) < 0 || ::dup2(plan.log, STDERR_FILENO) < 0) fail();
   if (::dup2(plan.socket, kControlFd) < 0) fail();
+  // Ours are close-on-exec; what this process itself inherited may not be.
+  ::syscall(SYS_close_range, kControlFd + 1, ~0U, CLOSE_RANGE_CLOEXEC);
   ::execv(plan.program, plan.arguments);
   fail();
   ::_exit(127);
@@ -147,7 +150,8 @@ std::optional<ProcessExit> WorkerProcess::WaitFor(std::chrono::milliseconds time
   if (exit_) return exit_;
   struct pollfd entry = {.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
   if (::poll(&entry, 1, static_cast<int>(timeout.count())) <= 0) return std::nullopt;
-  // Seen without reaping first: while the leader is a zombie its group's number cannot be taken by another.
+  // Seen without reaping first: while the leader is a zombie its group's number cannot be taken by
+  // another.
   ::kill(-pid_, SIGKILL);
   int status = 0;
   if (::waitpid(pid_, &status, 0) != pid_) return std::nullopt;

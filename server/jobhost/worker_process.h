@@ -1,7 +1,7 @@
-// WorkerProcess is one running oom-worker: started with its control socket as descriptor 3, in its own process
-// group, killed by the kernel when the job host dies, its output going to the rank's log. The destructor
-// kills and reaps it with its whole group: no worker outlives its object.
-// Start must be called by a thread that lives as long as the worker (the parent-death signal follows the
+// WorkerProcess is one running oom-worker: started with its control socket as descriptor 3, in its
+// own process group, killed by the kernel when the job host dies, its output going to the rank's
+// log. The destructor kills and reaps it with its whole group: no worker outlives its object. Start
+// must be called by a thread that lives as long as the worker (the parent-death signal follows the
 // thread). Not thread-safe, but for the channel, whose receiving side another thread may use.
 
 #pragma once
@@ -36,7 +36,8 @@ class WorkerProcess {
     RankLog::Options log;
   };
 
-  // Fails with kNotFound or kPermissionDenied if the program cannot be run, else with codes of ErrnoStatus.
+  // Fails with kNotFound or kPermissionDenied if the program cannot be run, else with codes of
+  // ErrnoStatus.
   static Result<std::unique_ptr<WorkerProcess>> Start(const Options& options);
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;
@@ -49,7 +50,8 @@ class WorkerProcess {
   Channel& channel() { return *channel_; }
   const std::string& log_path() const { return options_.log.path; }
 
-  // How it ended, or nothing while it runs. Does not reap it; any thread may call this until it is reaped.
+  // How it ended, or nothing while it runs. Does not reap it; any thread may call this until it is
+  // reaped.
   std::optional<ProcessExit> Peek() const;
   // The same, and reaps it.
   std::optional<ProcessExit> Poll();
@@ -71,8 +73,8 @@ class WorkerProcess {
   std::optional<ProcessExit> exit_;
 };
 
-// Kills and reaps every child of this process that is none of its workers any more: descendants that lost
-// their parent (this process is their subreaper). Call when no WorkerProcess lives.
+// Kills and reaps every child of this process that is none of its workers any more: descendants
+// that lost their parent (this process is their subreaper). Call when no WorkerProcess lives.
 void ReapOrphans();
 
 }  // namespace oom

@@ -2,12 +2,11 @@
 
 #include <dirent.h>
 #include <unistd.h>
+#include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <functional>
 #include <sstream>
-
-#include <yaml-cpp/yaml.h>
 
 #include "runtime/base/file.h"
 #include "runtime/base/units.h"
@@ -17,7 +16,9 @@ namespace {
 
 using Setter = std::function<Status(const std::vector<std::string>&, Config*)>;
 
-Status Bad(const std::string& expected) { return Status(Code::kInvalidArgument, "expected " + expected); }
+Status Bad(const std::string& expected) {
+  return Status(Code::kInvalidArgument, "expected " + expected);
+}
 
 Setter Text(std::string Config::*member) {
   return [member](const std::vector<std::string>& values, Config* config) -> Status {
@@ -29,7 +30,8 @@ Setter Text(std::string Config::*member) {
 
 Setter OneOf(std::string Config::*member, std::vector<std::string> allowed) {
   return [member, allowed](const std::vector<std::string>& values, Config* config) -> Status {
-    if (values.size() == 1 && std::find(allowed.begin(), allowed.end(), values[0]) != allowed.end()) {
+    if (values.size() == 1 &&
+        std::find(allowed.begin(), allowed.end(), values[0]) != allowed.end()) {
       config->*member = values[0];
       return Status::Ok();
     }
@@ -41,7 +43,8 @@ Setter OneOf(std::string Config::*member, std::vector<std::string> allowed) {
 
 Setter Number(int Config::*member, int least, int most) {
   return [=](const std::vector<std::string>& values, Config* config) -> Status {
-    const std::string what = "a number from " + std::to_string(least) + " to " + std::to_string(most);
+    const std::string what =
+        "a number from " + std::to_string(least) + " to " + std::to_string(most);
     if (values.size() != 1 || values[0].empty() || values[0].size() > 9) return Bad(what);
     char* end = nullptr;
     const long value = std::strtol(values[0].c_str(), &end, 10);
@@ -53,7 +56,8 @@ Setter Number(int Config::*member, int least, int most) {
 
 Setter Switch(bool Config::*member) {
   return [member](const std::vector<std::string>& values, Config* config) -> Status {
-    if (values.size() != 1 || (values[0] != "true" && values[0] != "false")) return Bad("true or false");
+    if (values.size() != 1 || (values[0] != "true" && values[0] != "false"))
+      return Bad("true or false");
     config->*member = values[0] == "true";
     return Status::Ok();
   };
@@ -100,12 +104,14 @@ const std::map<std::string, Setter>& Setters() {
   return setters;
 }
 
-Status Set(const std::string& key, const std::vector<std::string>& values, const std::string& origin, Config* config) {
+Status Set(const std::string& key, const std::vector<std::string>& values,
+           const std::string& origin, Config* config) {
   const auto it = Setters().find(key);
   if (it == Setters().end()) {
     const std::string near = ClosestName(key, ConfigKeys());
-    return Status(Code::kInvalidArgument, origin + ": unknown key \"" + key + "\"" +
-                                              (near.empty() ? "" : "; did you mean \"" + near + "\"?"))
+    return Status(Code::kInvalidArgument,
+                  origin + ": unknown key \"" + key + "\"" +
+                      (near.empty() ? "" : "; did you mean \"" + near + "\"?"))
         .WithReason("UNKNOWN_KEY")
         .WithField(key);
   }
@@ -113,7 +119,8 @@ Status Set(const std::string& key, const std::vector<std::string>& values, const
   if (status.ok()) return status;
   std::string given;
   for (const std::string& value : values) given += (given.empty() ? "" : ", ") + value;
-  return Status(Code::kInvalidArgument, origin + ": " + key + ": " + status.message() + ", not \"" + given + "\"")
+  return Status(Code::kInvalidArgument,
+                origin + ": " + key + ": " + status.message() + ", not \"" + given + "\"")
       .WithReason("INVALID_VALUE")
       .WithField(key);
 }
@@ -137,24 +144,31 @@ Status ApplyYaml(const std::string& text, const std::string& origin, Config* con
         .WithReason("INVALID_YAML");
   }
   if (root.IsNull()) return Status::Ok();
-  if (!root.IsMap()) return Status(Code::kInvalidArgument, origin + ":1: expected \"key: value\" lines").WithReason("INVALID_YAML");
+  if (!root.IsMap())
+    return Status(Code::kInvalidArgument, origin + ":1: expected \"key: value\" lines")
+        .WithReason("INVALID_YAML");
   Config changed = *config;
   for (const auto& entry : root) {
     const std::string where = origin + ":" + std::to_string(entry.first.Mark().line + 1);
-    if (!entry.first.IsScalar()) return Status(Code::kInvalidArgument, where + ": a key must be a word").WithReason("INVALID_YAML");
+    if (!entry.first.IsScalar())
+      return Status(Code::kInvalidArgument, where + ": a key must be a word")
+          .WithReason("INVALID_YAML");
     const std::string key = entry.first.Scalar();
     std::vector<std::string> values;
     if (entry.second.IsScalar()) {
       values.push_back(entry.second.Scalar());
     } else if (entry.second.IsSequence()) {
       for (const auto& item : entry.second) {
-        if (!item.IsScalar()) return Status(Code::kInvalidArgument, where + ": " + key + ": expected plain values").WithField(key);
+        if (!item.IsScalar())
+          return Status(Code::kInvalidArgument, where + ": " + key + ": expected plain values")
+              .WithField(key);
         values.push_back(item.Scalar());
       }
     }
     if (key == "version") {
       if (values == std::vector<std::string>{"1"}) continue;
-      return Status(Code::kInvalidArgument, where + ": version: this oomd reads version 1").WithField(key);
+      return Status(Code::kInvalidArgument, where + ": version: this oomd reads version 1")
+          .WithField(key);
     }
     OOM_RETURN_IF_ERROR(Set(key, values, where, &changed));
   }
@@ -162,7 +176,8 @@ Status ApplyYaml(const std::string& text, const std::string& origin, Config* con
   return Status::Ok();
 }
 
-Status ApplySetting(const std::string& key, const std::string& value, const std::string& origin, Config* config) {
+Status ApplySetting(const std::string& key, const std::string& value, const std::string& origin,
+                    Config* config) {
   std::vector<std::string> values;
   std::istringstream parts(value);
   for (std::string part; std::getline(parts, part, ',');) values.push_back(part);
@@ -197,13 +212,15 @@ Status ApplyEnvironment(const std::map<std::string, std::string>& environment, C
   for (const auto& [name, value] : environment) {
     if (name.rfind("OOMD_", 0) != 0) continue;
     std::string key = name.substr(5);
-    std::transform(key.begin(), key.end(), key.begin(), [](unsigned char c) { return std::tolower(c); });
+    std::transform(key.begin(), key.end(), key.begin(),
+                   [](unsigned char c) { return std::tolower(c); });
     OOM_RETURN_IF_ERROR(ApplySetting(key, value, "environment " + name, config));
   }
   return Status::Ok();
 }
 
-void FillDefaults(const std::map<std::string, std::string>& environment, const std::string& program, Config* config) {
+void FillDefaults(const std::map<std::string, std::string>& environment, const std::string& program,
+                  Config* config) {
   const auto variable = [&](const char* name) {
     const auto it = environment.find(name);
     return it == environment.end() ? std::string() : it->second;
@@ -211,7 +228,8 @@ void FillDefaults(const std::map<std::string, std::string>& environment, const s
   if (config->state_dir.empty()) {
     const std::string state = variable("XDG_STATE_HOME");
     const std::string home = variable("HOME");
-    config->state_dir = !state.empty() ? state + "/oom" : (home.empty() ? "/root" : home) + "/.local/state/oom";
+    config->state_dir =
+        !state.empty() ? state + "/oom" : (home.empty() ? "/root" : home) + "/.local/state/oom";
   }
   if (config->socket.empty()) {
     const std::string runtime = variable("XDG_RUNTIME_DIR");

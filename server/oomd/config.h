@@ -1,6 +1,6 @@
-// The daemon's configuration: defaults, then the file, then its drop-ins ("<file>.d/*.yaml" by name), then
-// OOMD_* variables, then flags. A key that is not known is an error with its line and the nearest key.
-// Values; the functions are pure but for reading the files.
+// The daemon's configuration: defaults, then the file, then its drop-ins ("<file>.d/*.yaml" by
+// name), then OOMD_* variables, then flags. A key that is not known is an error with its line and
+// the nearest key. Values; the functions are pure but for reading the files.
 
 #pragma once
 
@@ -25,18 +25,21 @@ struct Config {
   double backoff_initial_seconds = 10;
   double backoff_max_seconds = 600;
   double stop_slack_seconds = 30;
-  // One value for the node or one for each NUMA node; empty: what the machine and its cgroups allow.
+  // One value for the node or one for each NUMA node; empty: what the machine and its cgroups
+  // allow.
   std::vector<int64_t> pool_capacity_bytes;
   int cpu_devices = 0;  // 0: as many as CPUs.
   int max_queued_jobs = 1000;
   bool hugepages = true;
 };
 
-// Applies one YAML text. Fails with kInvalidArgument; field() is the key, the message has `origin` and line.
+// Applies one YAML text. Fails with kInvalidArgument; field() is the key, the message has `origin`
+// and line.
 Status ApplyYaml(const std::string& text, const std::string& origin, Config* config);
 
 // One setting, as OOMD_<KEY> and flags give them: keys as in the file, lists separated by commas.
-Status ApplySetting(const std::string& key, const std::string& value, const std::string& origin, Config* config);
+Status ApplySetting(const std::string& key, const std::string& value, const std::string& origin,
+                    Config* config);
 
 // The file and its drop-ins. REQUIRES nothing of `path`: fails with kNotFound if it is not there.
 Status ApplyFile(const std::string& path, Config* config);
@@ -45,7 +48,8 @@ Status ApplyFile(const std::string& path, Config* config);
 Status ApplyEnvironment(const std::map<std::string, std::string>& environment, Config* config);
 
 // Fills in what is still empty. `program` is the path of this executable.
-void FillDefaults(const std::map<std::string, std::string>& environment, const std::string& program, Config* config);
+void FillDefaults(const std::map<std::string, std::string>& environment, const std::string& program,
+                  Config* config);
 
 // The keys of the file, sorted.
 std::vector<std::string> ConfigKeys();

@@ -1,9 +1,8 @@
 #include "server/oomd/control_loop.h"
 
 #include <algorithm>
-#include <chrono>
-
 #include <boost/asio/post.hpp>
+#include <chrono>
 
 #include "server/oomd/clock.h"
 

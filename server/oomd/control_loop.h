@@ -1,14 +1,13 @@
-// ControlLoop is the one thread that owns the daemon's core. Work from other threads is posted to it; all
-// that has come in is then committed together (a group commit), and timers run on it.
+// ControlLoop is the one thread that owns the daemon's core. Work from other threads is posted to
+// it; all that has come in is then committed together (a group commit), and timers run on it.
 
 #pragma once
-
-#include <functional>
-#include <thread>
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <functional>
+#include <thread>
 
 #include "server/oomd/controller.h"
 

@@ -1,4 +1,5 @@
-// The part of Controller that users call, and the commit. Job hosts and timers: controller_hosts.cc.
+// The part of Controller that users call, and the commit. Job hosts and timers:
+// controller_hosts.cc.
 #include "server/oomd/controller.h"
 
 #include <algorithm>
@@ -16,8 +17,9 @@ void SetTime(google::protobuf::Timestamp* timestamp, double unix_seconds) {
 }
 
 Status WrongState(const JobRecord& record, const std::string& verb) {
-  return Status(Code::kFailedPrecondition,
-                record.job.name() + " is " + StateName(record.job.state()) + " and cannot be " + verb)
+  return Status(
+             Code::kFailedPrecondition,
+             record.job.name() + " is " + StateName(record.job.state()) + " and cannot be " + verb)
       .WithReason("JOB_" + StateName(record.job.state()))
       .WithField(record.job.name());
 }
@@ -40,7 +42,9 @@ Result<std::string> Controller::UidOf(const std::string& name) const {
   if (const auto it = staged_uids_.find(name); it != staged_uids_.end()) return it->second;
   const auto it = uids_.find(name);
   if (it != uids_.end()) return it->second;
-  return Status(Code::kNotFound, "there is no job \"" + name + "\"").WithReason("JOB_NOT_FOUND").WithField(name);
+  return Status(Code::kNotFound, "there is no job \"" + name + "\"")
+      .WithReason("JOB_NOT_FOUND")
+      .WithField(name);
 }
 
 JobRecord& Controller::Edit(const std::string& uid) {
@@ -61,7 +65,8 @@ void Controller::Record(JobRecord& record, const Change& change) {
   job.set_etag(std::to_string(job.sequence()));
   job.set_jobs_ahead(0);
   job.clear_blocked_by();
-  if (change.state == v1::JOB_STATE_RUNNING && !job.has_start_time()) SetTime(job.mutable_start_time(), now);
+  if (change.state == v1::JOB_STATE_RUNNING && !job.has_start_time())
+    SetTime(job.mutable_start_time(), now);
   if (IsTerminal(change.state)) {
     SetTime(job.mutable_end_time(), now);
     job.set_eta_seconds(0);
@@ -89,7 +94,8 @@ Status Controller::CheckWritable() const {
     return Status(Code::kUnavailable, "the job store failed and is read-only; see the daemon's log")
         .WithReason("STORE_FAILED");
   }
-  if (shutting_down_) return Status(Code::kUnavailable, "the daemon is stopping").WithReason("SHUTTING_DOWN");
+  if (shutting_down_)
+    return Status(Code::kUnavailable, "the daemon is stopping").WithReason("SHUTTING_DOWN");
   return Status::Ok();
 }
 
@@ -105,7 +111,8 @@ Result<std::optional<v1::Job>> Controller::FindReplay(uint32_t owner, const std:
   }
   if (!known) return std::optional<v1::Job>();
   if (known->payload_hash != payload_hash) {
-    return Status(Code::kInvalidArgument, "request_id \"" + request_id + "\" was used with another payload, for " +
+    return Status(Code::kInvalidArgument, "request_id \"" + request_id +
+                                              "\" was used with another payload, for " +
                                               known->answer.name())
         .WithReason("REQUEST_ID_REUSED")
         .WithField("request_id");
@@ -115,7 +122,8 @@ Result<std::optional<v1::Job>> Controller::FindReplay(uint32_t owner, const std:
 
 void Controller::CreateJob(NewJob wanted, Reply reply) {
   // Another call with this id may have come while the job was planned.
-  Result<std::optional<v1::Job>> replay = FindReplay(wanted.owner, wanted.request_id, wanted.payload_hash);
+  Result<std::optional<v1::Job>> replay =
+      FindReplay(wanted.owner, wanted.request_id, wanted.payload_hash);
   if (!replay.ok()) return reply(replay.status());
   if (replay->has_value()) {
     return AfterCommit([answer = **replay, reply](const Status& status) {
@@ -126,17 +134,20 @@ void Controller::CreateJob(NewJob wanted, Reply reply) {
   const Status valid = [&]() -> Status {
     OOM_RETURN_IF_ERROR(CheckWritable());
     if (!wanted.job_id.empty() && !IsValidJobId(wanted.job_id)) {
-      return Status(Code::kInvalidArgument, "job_id must be lower-case letters, digits and '-', begin with a "
-                                            "letter, end with a letter or digit, and have at most 63")
+      return Status(Code::kInvalidArgument,
+                    "job_id must be lower-case letters, digits and '-', begin with a "
+                    "letter, end with a letter or digit, and have at most 63")
           .WithReason("INVALID_JOB_ID")
           .WithField("job_id");
     }
     if (!wanted.job_id.empty() && UidOf("jobs/" + wanted.job_id).ok()) {
-      return Status(Code::kAlreadyExists, "jobs/" + wanted.job_id + " exists; choose another job_id")
+      return Status(Code::kAlreadyExists,
+                    "jobs/" + wanted.job_id + " exists; choose another job_id")
           .WithReason("JOB_EXISTS")
           .WithField("jobs/" + wanted.job_id);
     }
-    if (const std::string never = resources_.NeverFits(NeedOf(wanted.job, wanted.pools)); !never.empty()) {
+    if (const std::string never = resources_.NeverFits(NeedOf(wanted.job, wanted.pools));
+        !never.empty()) {
       const bool memory = never.rfind("host memory", 0) == 0;
       return Status(Code::kResourceExhausted, "this node can never run the job: " + never)
           .WithReason(memory ? "OUT_OF_HOST_MEMORY" : "NOT_ENOUGH_DEVICES")
@@ -145,8 +156,9 @@ void Controller::CreateJob(NewJob wanted, Reply reply) {
     int queued = 0;
     for (const auto& [uid, record] : staged_) queued += jobs_.contains(uid) ? 0 : 1;
     if (static_cast<int>(queue_.size()) + queued >= options_.max_queued_jobs) {
-      return Status(Code::kResourceExhausted,
-                    "the queue is full (" + std::to_string(options_.max_queued_jobs) + " jobs); try again later")
+      return Status(Code::kResourceExhausted, "the queue is full (" +
+                                                  std::to_string(options_.max_queued_jobs) +
+                                                  " jobs); try again later")
           .WithReason("QUEUE_FULL")
           .WithField("queue");
     }
@@ -161,7 +173,8 @@ void Controller::CreateJob(NewJob wanted, Reply reply) {
   if (id.empty()) {
     const std::string base = MakeJobId(record.job.spec().name());
     id = base;
-    for (int suffix = 2; UidOf("jobs/" + id).ok(); ++suffix) id = base + "-" + std::to_string(suffix);
+    for (int suffix = 2; UidOf("jobs/" + id).ok(); ++suffix)
+      id = base + "-" + std::to_string(suffix);
   }
   const double now = parts_.clock->UnixSeconds();
   record.job.set_name("jobs/" + id);
@@ -195,7 +208,8 @@ void Controller::CancelJob(const v1::CancelJobRequest& request, Reply reply) {
   if (!uid.ok()) return reply(uid.status());
   const JobRecord& current = *Find(*uid);
   if (!request.etag().empty() && request.etag() != current.job.etag()) {
-    return reply(Status(Code::kAborted, request.name() + " has changed since etag " + request.etag() + "; it is " +
+    return reply(Status(Code::kAborted, request.name() + " has changed since etag " +
+                                            request.etag() + "; it is " +
                                             StateName(current.job.state()) + " now")
                      .WithReason("ETAG_MISMATCH")
                      .WithField("etag"));
@@ -228,11 +242,13 @@ void Controller::SuspendJob(const std::string& name, Reply reply) {
     return reply(WrongState(current, "suspended"));
   }
   JobRecord& record = Edit(*uid);
-  if (state == v1::JOB_STATE_QUEUED || (state == v1::JOB_STATE_RECOVERING && !hosts_.contains(*uid))) {
+  if (state == v1::JOB_STATE_QUEUED ||
+      (state == v1::JOB_STATE_RECOVERING && !hosts_.contains(*uid))) {
     DropTimers(*uid);
     Record(record, {.state = v1::JOB_STATE_SUSPENDED, .reason = "HELD", .message = ""});
   } else {
-    RequestStop(record, v1::JOB_STATE_SUSPENDED, /*checkpoint=*/true, /*grace_seconds=*/600, "HELD");
+    RequestStop(record, v1::JOB_STATE_SUSPENDED, /*checkpoint=*/true, /*grace_seconds=*/600,
+                "HELD");
   }
   ReplyAfterCommit(*uid, std::move(reply));
 }
@@ -242,7 +258,8 @@ void Controller::ResumeJob(const std::string& name, Reply reply) {
   if (!writable.ok()) return reply(writable);
   const Result<std::string> uid = UidOf(name);
   if (!uid.ok()) return reply(uid.status());
-  if (Find(*uid)->job.state() != v1::JOB_STATE_SUSPENDED) return reply(WrongState(*Find(*uid), "resumed"));
+  if (Find(*uid)->job.state() != v1::JOB_STATE_SUSPENDED)
+    return reply(WrongState(*Find(*uid), "resumed"));
   Record(Edit(*uid), {.state = v1::JOB_STATE_QUEUED, .reason = "", .message = ""});
   ReplyAfterCommit(*uid, std::move(reply));
 }
@@ -255,7 +272,8 @@ void Controller::CheckpointJob(const std::string& name, CheckpointReply reply) {
   const JobRecord& record = *Find(*uid);
   if (record.job.state() != v1::JOB_STATE_RUNNING) return reply(WrongState(record, "checkpointed"));
   if (!connected_.contains(*uid)) {
-    return reply(Status(Code::kUnavailable, "the job host of " + name + " is not connected").WithReason("JOB_HOST_AWAY"));
+    return reply(Status(Code::kUnavailable, "the job host of " + name + " is not connected")
+                     .WithReason("JOB_HOST_AWAY"));
   }
   const int64_t number = next_checkpoint_request_++;
   checkpoints_[number] = {.uid = *uid, .reply = std::move(reply)};
@@ -329,16 +347,19 @@ void Controller::Reconcile(const JobRecord& record) {
     if (!resources_.holds(uid)) resources_.Take(uid, NeedOf(record.job, record.pools));
   } else {
     resources_.Release(uid);
+    parts_.launcher->ReleasePools(uid);
   }
 }
 
 void Controller::ExplainQueue() {
   for (const JobQueue::Waiting& waiting : queue_.Explain(resources_)) {
     JobRecord& record = jobs_.at(waiting.id);
-    const std::string blocked_by =
-        waiting.head.empty() ? waiting.blocked_by : jobs_.at(waiting.head).job.name() + " starts first";
+    const std::string blocked_by = waiting.head.empty()
+                                       ? waiting.blocked_by
+                                       : jobs_.at(waiting.head).job.name() + " starts first";
     v1::Job& job = record.job;
-    if (job.reason() == waiting.reason && job.blocked_by() == blocked_by && job.jobs_ahead() == waiting.jobs_ahead) {
+    if (job.reason() == waiting.reason && job.blocked_by() == blocked_by &&
+        job.jobs_ahead() == waiting.jobs_ahead) {
       continue;
     }
     job.set_reason(waiting.reason);

@@ -1,10 +1,10 @@
-// Controller is the daemon's core: the job table, the queue, the state machine and the retry rules. It
-// knows no sockets, no processes, no gRPC and no wall clock, so a test can run histories of it.
+// Controller is the daemon's core: the job table, the queue, the state machine and the retry rules.
+// It knows no sockets, no processes, no gRPC and no wall clock, so a test can run histories of it.
 //
-// Changes are staged and become visible (to readers, watchers, callers, job hosts) only when Flush has
-// committed them, all that came in between together. A failed commit changes nothing but makes the store
-// read-only: from then on each change is refused with kUnavailable.
-// Not thread-safe: the control thread owns it. Callbacks run on it, within Flush or the call itself.
+// Changes are staged and become visible (to readers, watchers, callers, job hosts) only when Flush
+// has committed them, all that came in between together. A failed commit changes nothing but makes
+// the store read-only: from then on each change is refused with kUnavailable. Not thread-safe: the
+// control thread owns it. Callbacks run on it, within Flush or the call itself.
 
 #pragma once
 
@@ -73,19 +73,20 @@ class Controller : public HostEvents {
   Status Recover();
 
   struct NewJob {
-    v1::Job job;                            // Planned: spec, plan, model.
+    v1::Job job;  // Planned: spec, plan, model.
     std::vector<internal::v1::Pool> pools;
-    std::string job_id;                     // Empty: made from the name.
+    std::string job_id;  // Empty: made from the name.
     uint32_t owner = 0;
-    std::string request_id;                 // Empty: none.
+    std::string request_id;  // Empty: none.
     uint64_t payload_hash = 0;
     bool validate_only = false;
   };
   // The first answer of this request id, if there is one; nothing if it is new. Fails with
   // kInvalidArgument (REQUEST_ID_REUSED) if the payload is another.
-  Result<std::optional<v1::Job>> FindReplay(uint32_t owner, const std::string& request_id, uint64_t payload_hash);
-  // Replies after the commit. Fails with kAlreadyExists, kInvalidArgument, kResourceExhausted (QUEUE_FULL;
-  // OUT_OF_HOST_MEMORY if it can never fit), kUnavailable.
+  Result<std::optional<v1::Job>> FindReplay(uint32_t owner, const std::string& request_id,
+                                            uint64_t payload_hash);
+  // Replies after the commit. Fails with kAlreadyExists, kInvalidArgument, kResourceExhausted
+  // (QUEUE_FULL; OUT_OF_HOST_MEMORY if it can never fit), kUnavailable.
   void CreateJob(NewJob job, Reply reply);
 
   // Each fails with kNotFound, kFailedPrecondition (a state that does not allow it), kUnavailable.
@@ -93,8 +94,8 @@ class Controller : public HostEvents {
   void CancelJob(const v1::CancelJobRequest& request, Reply reply);
   void SuspendJob(const std::string& name, Reply reply);
   void ResumeJob(const std::string& name, Reply reply);
-  // Replies when the checkpoint is durable. kAborted if the job stops first, kDataLoss and others from
-  // the job host.
+  // Replies when the checkpoint is durable. kAborted if the job stops first, kDataLoss and others
+  // from the job host.
   void CheckpointJob(const std::string& name, CheckpointReply reply);
 
   // Commits what is staged, then starts what can start.
@@ -106,8 +107,8 @@ class Controller : public HostEvents {
   // Tells every watcher how far the events have come.
   void PublishBookmark();
 
-  // No job starts any more. Ephemeral: the running ones write a checkpoint and stop (they are queued again
-  // by the next daemon with this state); `idle()` tells when they are done.
+  // No job starts any more. Ephemeral: the running ones write a checkpoint and stop (they are
+  // queued again by the next daemon with this state); `idle()` tells when they are done.
   void BeginShutdown();
   // Answers every CheckpointJob that still waits.
   void EndWaits(const Status& status);
@@ -144,7 +145,9 @@ class Controller : public HostEvents {
   // Applies `change` and records an event. REQUIRES: the state machine allows it.
   void Record(JobRecord& record, const Change& change);
   void ReplyAfterCommit(const std::string& uid, Reply reply);
-  void AfterCommit(std::function<void(const Status&)> action) { after_commit_.push_back(std::move(action)); }
+  void AfterCommit(std::function<void(const Status&)> action) {
+    after_commit_.push_back(std::move(action));
+  }
   Status CheckWritable() const;
   bool CommitOnce();
   // Queue and accounts follow the committed states.
@@ -152,8 +155,8 @@ class Controller : public HostEvents {
   bool StartJobs();
   void ExplainQueue();
   void PublishProgress(const JobRecord& record);
-  void RequestStop(JobRecord& record, v1::JobState final_state, bool checkpoint, double grace_seconds,
-                   const std::string& reason);
+  void RequestStop(JobRecord& record, v1::JobState final_state, bool checkpoint,
+                   double grace_seconds, const std::string& reason);
   void SendStop(const JobRecord& record);
   void StageStart(const std::string& uid);
   void Launch(const std::string& uid);
@@ -169,7 +172,7 @@ class Controller : public HostEvents {
   std::mt19937_64 random_;
 
   // Committed.
-  std::map<std::string, JobRecord> jobs_;  // By uid.
+  std::map<std::string, JobRecord> jobs_;    // By uid.
   std::map<std::string, std::string> uids_;  // By name.
   int64_t committed_sequence_ = 0;
   JobQueue queue_;

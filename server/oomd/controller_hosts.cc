@@ -1,4 +1,5 @@
-// The part of Controller that starts jobs, hears from job hosts, and keeps the retry rules and timers.
+// The part of Controller that starts jobs, hears from job hosts, and keeps the retry rules and
+// timers.
 #include <algorithm>
 #include <cmath>
 
@@ -32,11 +33,20 @@ Status Controller::Recover() {
     if (state == v1::JOB_STATE_SUSPENDED && record.job.reason() == kDraining) {
       Record(Edit(uid), {.state = v1::JOB_STATE_QUEUED, .reason = "", .message = ""});
     }
-    if (!IsActive(state)) continue;
+    if (!IsActive(state)) {
+      // The host of a job that has ended may still wait for the acknowledgement of that.
+      if (record.job.attempt() > 0 && parts_.launcher->Adopt(uid) == Launcher::Found::kAlive) {
+        hosts_.insert(uid);
+        AddTimer(options_.stop_slack_seconds, uid,
+                 [this, uid = uid] { parts_.launcher->Kill(uid); });
+      }
+      continue;
+    }
     switch (parts_.launcher->Adopt(uid)) {
       case Launcher::Found::kAlive:
         hosts_.insert(uid);
-        // Whoever was asked to stop by the daemon before is asked again by SendStop when it says hello.
+        // Whoever was asked to stop by the daemon before is asked again by SendStop when it says
+        // hello.
         if (record.stop_state != v1::JOB_STATE_UNSPECIFIED) {
           AddTimer(record.stop_grace_seconds + options_.stop_slack_seconds, uid,
                    [this, uid = uid] { parts_.launcher->Kill(uid); });
@@ -113,11 +123,10 @@ void Controller::Launch(const std::string& uid) {
   Record(Edit(uid), {.state = v1::JOB_STATE_FAILED,
                      .reason = memory ? "OUT_OF_HOST_MEMORY" : "INTERNAL",
                      .message = "the job host does not start: " + started.message()});
-  AfterCommit([this, uid](const Status&) { parts_.launcher->ReleasePools(uid); });
 }
 
-void Controller::RequestStop(JobRecord& record, v1::JobState final_state, bool checkpoint, double grace_seconds,
-                             const std::string& reason) {
+void Controller::RequestStop(JobRecord& record, v1::JobState final_state, bool checkpoint,
+                             double grace_seconds, const std::string& reason) {
   record.stop_state = final_state;
   record.stop_with_checkpoint = checkpoint;
   record.stop_grace_seconds = grace_seconds;
@@ -127,7 +136,8 @@ void Controller::RequestStop(JobRecord& record, v1::JobState final_state, bool c
     if (!status.ok()) return;
     DropTimers(uid);
     SendStop(*Find(uid));
-    AddTimer(grace_seconds + options_.stop_slack_seconds, uid, [this, uid] { parts_.launcher->Kill(uid); });
+    AddTimer(grace_seconds + options_.stop_slack_seconds, uid,
+             [this, uid] { parts_.launcher->Kill(uid); });
   });
 }
 
@@ -169,16 +179,19 @@ void Controller::OnTransition(const std::string& uid, const internal::v1::Transi
   JobRecord& record = Edit(uid);
   record.last_transition = number;
   v1::Job& job = record.job;
-  Change change{.state = transition.state(), .reason = transition.reason(), .message = transition.message()};
+  Change change{
+      .state = transition.state(), .reason = transition.reason(), .message = transition.message()};
   const bool ends = IsTerminal(change.state) || change.state == v1::JOB_STATE_SUSPENDED;
   if (record.stop_state != v1::JOB_STATE_UNSPECIFIED && !ends) {
     // What the host did before it heard of the stop.
     change.state = v1::JOB_STATE_STOPPING;
     change.reason = job.reason();
   }
+  if (ends && change.reason.empty() && change.state == record.stop_state)
+    change.reason = job.reason();
   if (!MayFollow(job.state(), change.state)) {
-    parts_.observer->Warned("job host of " + job.name() + " reports " + StateName(change.state) + " after " +
-                            StateName(job.state()) + "; ignored");
+    parts_.observer->Warned("job host of " + job.name() + " reports " + StateName(change.state) +
+                            " after " + StateName(job.state()) + "; ignored");
     return AfterCommit(acknowledge);
   }
   job.set_attempt(std::max(job.attempt(), transition.attempt()));
@@ -187,17 +200,19 @@ void Controller::OnTransition(const std::string& uid, const internal::v1::Transi
   job.set_failure_count(std::max(job.failure_count(), transition.failure_count()));
   if (!transition.failed_log_path().empty()) job.set_failed_log_path(transition.failed_log_path());
   if (job.spec().steps() > 0) {
-    job.set_progress(std::min(1.0, static_cast<double>(job.step()) / static_cast<double>(job.spec().steps())));
+    job.set_progress(
+        std::min(1.0, static_cast<double>(job.step()) / static_cast<double>(job.spec().steps())));
   }
-  if (change.state == v1::JOB_STATE_RECOVERING) record.last_failure_durable_step = transition.durable_step();
+  if (change.state == v1::JOB_STATE_RECOVERING)
+    record.last_failure_durable_step = transition.durable_step();
   Record(record, change);
   AfterCommit(acknowledge);
   if (!ends) return;
   AfterCommit([this, uid, name = job.name()](const Status& status) {
     if (!status.ok()) return;
     DropTimers(uid);
-    FailCheckpoints(uid, Status(Code::kAborted, name + " ended before the checkpoint").WithReason("JOB_ENDED"));
-    parts_.launcher->ReleasePools(uid);
+    FailCheckpoints(
+        uid, Status(Code::kAborted, name + " ended before the checkpoint").WithReason("JOB_ENDED"));
     // It exits once it has seen the acknowledgement; nobody waits for one that does not.
     if (hosts_.contains(uid)) {
       AddTimer(options_.stop_slack_seconds, uid, [this, uid] { parts_.launcher->Kill(uid); });
@@ -220,10 +235,12 @@ void Controller::ApplyProgress(const std::string& uid, const internal::v1::Progr
     job.set_step_seconds(progress.step_seconds());
     job.set_eta_seconds(progress.eta_seconds());
     if (job.spec().steps() > 0) {
-      job.set_progress(std::min(1.0, static_cast<double>(job.step()) / static_cast<double>(job.spec().steps())));
+      job.set_progress(
+          std::min(1.0, static_cast<double>(job.step()) / static_cast<double>(job.spec().steps())));
     }
   };
-  // The durable step is a promise, so it is on the disk before anybody sees it; the rest is only news.
+  // The durable step is a promise, so it is on the disk before anybody sees it; the rest is only
+  // news.
   if (durable && !store_failed_) Edit(uid).job.set_durable_step(progress.durable_step());
   apply(it->second.job);
   if (const auto staged = staged_.find(uid); staged != staged_.end()) apply(staged->second.job);
@@ -231,13 +248,15 @@ void Controller::ApplyProgress(const std::string& uid, const internal::v1::Progr
   parts_.observer->Progressed(it->second.job, progress);
 }
 
-void Controller::OnCheckpointDone(const std::string& uid, const internal::v1::CheckpointDone& done) {
+void Controller::OnCheckpointDone(const std::string& uid,
+                                  const internal::v1::CheckpointDone& done) {
   const auto it = checkpoints_.find(done.request());
   if (it == checkpoints_.end() || it->second.uid != uid) return;
   const CheckpointReply reply = std::move(it->second.reply);
   checkpoints_.erase(it);
   if (done.code() != 0) {
-    return reply(Status(static_cast<Code>(done.code()), done.message()).WithReason("CHECKPOINT_FAILED"));
+    return reply(
+        Status(static_cast<Code>(done.code()), done.message()).WithReason("CHECKPOINT_FAILED"));
   }
   if (done.step() > Find(uid)->job.durable_step() && !store_failed_) {
     Edit(uid).job.set_durable_step(done.step());
@@ -262,7 +281,8 @@ void Controller::FailCheckpoints(const std::string& uid, const Status& status) {
 
 void Controller::OnDisconnect(const std::string& uid) {
   connected_.erase(uid);
-  FailCheckpoints(uid, Status(Code::kUnavailable, "the connection to the job host broke").WithReason("JOB_HOST_AWAY"));
+  FailCheckpoints(uid, Status(Code::kUnavailable, "the connection to the job host broke")
+                           .WithReason("JOB_HOST_AWAY"));
 }
 
 void Controller::OnExit(const std::string& uid) {
@@ -277,7 +297,8 @@ void Controller::OnExit(const std::string& uid) {
 
 void Controller::HostLost(const std::string& uid) {
   // What it had written down before it died happened, and may be its end.
-  for (const internal::v1::Transition& transition : parts_.launcher->Leftovers(uid)) OnTransition(uid, transition);
+  for (const internal::v1::Transition& transition : parts_.launcher->Leftovers(uid))
+    OnTransition(uid, transition);
   if (!IsActive(Find(uid)->job.state())) return;
   JobRecord& record = Edit(uid);
   v1::Job& job = record.job;
@@ -287,12 +308,12 @@ void Controller::HostLost(const std::string& uid) {
     Record(record, {.state = record.stop_state,
                     .reason = reason,
                     .message = "the job host ended before it reported that it had stopped"});
-    AfterCommit([this, uid](const Status&) { parts_.launcher->ReleasePools(uid); });
     return;
   }
-  const int max_failures = job.spec().retry().has_max_failures() ? job.spec().retry().max_failures() : 3;
-  const std::string where = "the job host died at step " + std::to_string(job.step()) + " (durable step " +
-                            std::to_string(job.durable_step()) + ")";
+  const int max_failures =
+      job.spec().retry().has_max_failures() ? job.spec().retry().max_failures() : 3;
+  const std::string where = "the job host died at step " + std::to_string(job.step()) +
+                            " (durable step " + std::to_string(job.durable_step()) + ")";
   // A host that is found dead while its job waits to recover is not a second failure of it.
   const bool counted = job.state() == v1::JOB_STATE_RECOVERING && job.reason() == "JOB_HOST_LOST";
   if (!counted) {
@@ -300,18 +321,19 @@ void Controller::HostLost(const std::string& uid) {
     job.set_failure_count(job.failure_count() + 1);
     record.last_failure_durable_step = job.durable_step();
     if (same_step || job.failure_count() > max_failures) {
-      Record(record, {.state = v1::JOB_STATE_FAILED,
-                      .reason = "RETRIES_EXHAUSTED",
-                      .message = where + (same_step ? ", the second failure in a row at this durable step"
-                                                    : ", failure " + std::to_string(job.failure_count()) + " of at most " +
-                                                          std::to_string(max_failures))});
-      AfterCommit([this, uid](const Status&) { parts_.launcher->ReleasePools(uid); });
+      Record(record,
+             {.state = v1::JOB_STATE_FAILED,
+              .reason = "RETRIES_EXHAUSTED",
+              .message = where + (same_step ? ", the second failure in a row at this durable step"
+                                            : ", failure " + std::to_string(job.failure_count()) +
+                                                  " of at most " + std::to_string(max_failures))});
       return;
     }
   }
   // Full jitter: between nothing and the doubled backoff.
-  const double limit = std::min(options_.backoff_max_seconds,
-                                options_.backoff_initial_seconds * std::exp2(std::max(0, job.failure_count() - 1)));
+  const double limit =
+      std::min(options_.backoff_max_seconds,
+               options_.backoff_initial_seconds * std::exp2(std::max(0, job.failure_count() - 1)));
   const double wait = std::uniform_real_distribution<double>(0, std::max(limit, 1e-9))(random_);
   Record(record, {.state = v1::JOB_STATE_RECOVERING,
                   .reason = "JOB_HOST_LOST",
@@ -330,7 +352,8 @@ void Controller::BeginShutdown() {
     for (const std::string& uid : std::set<std::string>(hosts_)) {
       const JobRecord& record = *Find(uid);
       if (!IsActive(record.job.state()) || record.stop_state != v1::JOB_STATE_UNSPECIFIED) continue;
-      RequestStop(Edit(uid), v1::JOB_STATE_SUSPENDED, /*checkpoint=*/true, /*grace_seconds=*/60, kDraining);
+      RequestStop(Edit(uid), v1::JOB_STATE_SUSPENDED, /*checkpoint=*/true, /*grace_seconds=*/60,
+                  kDraining);
     }
   }
   shutting_down_ = true;
@@ -343,8 +366,10 @@ void Controller::EndWaits(const Status& status) {
   for (const auto& [number, pending] : waiting) pending.reply(status);
 }
 
-void Controller::AddTimer(double seconds_from_now, const std::string& uid, std::function<void()> action) {
-  timers_.emplace(parts_.clock->MonotonicSeconds() + seconds_from_now, Timer{.uid = uid, .action = std::move(action)});
+void Controller::AddTimer(double seconds_from_now, const std::string& uid,
+                          std::function<void()> action) {
+  timers_.emplace(parts_.clock->MonotonicSeconds() + seconds_from_now,
+                  Timer{.uid = uid, .action = std::move(action)});
 }
 
 void Controller::DropTimers(const std::string& uid) {

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -12,8 +13,6 @@
 #include <cstdlib>
 #include <future>
 #include <thread>
-
-#include <spdlog/spdlog.h>
 
 #include "runtime/base/file.h"
 #include "runtime/base/units.h"
@@ -37,7 +36,8 @@ int CountCudaDevices() {
   if (DIR* stream = opendir("/dev")) {
     while (const dirent* entry = readdir(stream)) {
       const std::string name = entry->d_name;
-      if (name.size() > 6 && name.rfind("nvidia", 0) == 0 && name.find_first_not_of("0123456789", 6) == std::string::npos) {
+      if (name.size() > 6 && name.rfind("nvidia", 0) == 0 &&
+          name.find_first_not_of("0123456789", 6) == std::string::npos) {
         ++count;
       }
     }
@@ -122,7 +122,8 @@ Status Daemon::Impl::Start() {
                        ComputePoolCapacity(*options.topology, limit, config.pool_capacity_bytes));
   // The socket before the state: whoever is refused has changed nothing.
   const size_t slash = config.socket.rfind('/');
-  if (slash != std::string::npos && slash > 0) OOM_RETURN_IF_ERROR(MakeDirectories(config.socket.substr(0, slash)));
+  if (slash != std::string::npos && slash > 0)
+    OOM_RETURN_IF_ERROR(MakeDirectories(config.socket.substr(0, slash)));
   OOM_ASSIGN_OR_RETURN(ListeningSocket socket, ListeningSocket::Listen(config.socket));
   OOM_ASSIGN_OR_RETURN(state_lock, LockState(config.state_dir));
   OOM_ASSIGN_OR_RETURN(store, SqliteStore::Open({.path = config.state_dir + "/oomd.sqlite"}));
@@ -198,7 +199,8 @@ void Daemon::Impl::Tick() {
   UpdateGauges();
   if (ticks % 20 == 19) controller->PublishBookmark();
   if (ticks % 7200 == 7199) {
-    if (const Status status = store->Compact(clock.UnixSeconds()); !status.ok()) metrics.Warned(status.ToString());
+    if (const Status status = store->Compact(clock.UnixSeconds()); !status.ok())
+      metrics.Warned(status.ToString());
   }
   ++ticks;
   ticker->expires_after(std::chrono::milliseconds(500));
@@ -224,10 +226,12 @@ void Daemon::Shutdown() {
   impl.metrics.SetDraining(true);
   impl.loop.Post([](Controller& controller) { controller.BeginShutdown(); });
   if (impl.options.config.ephemeral) {
-    // The controller kills hosts that outstay their grace, so this ends; the bound is for a broken kernel.
-    const auto deadline = std::chrono::steady_clock::now() +
-                          std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                              std::chrono::duration<double>(90 + impl.options.config.stop_slack_seconds));
+    // The controller kills hosts that outstay their grace, so this ends; the bound is for a broken
+    // kernel.
+    const auto deadline =
+        std::chrono::steady_clock::now() +
+        std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+            std::chrono::duration<double>(90 + impl.options.config.stop_slack_seconds));
     const MutexLock lock(impl.mutex);
     impl.idle = false;
     impl.loop.Post([](Controller&) {});  // Says whether it is idle now.
@@ -247,6 +251,7 @@ void Daemon::Shutdown() {
   impl.services.planners.join();
   impl.server->Shutdown();
   impl.loop.Stop();
+  impl.server.reset();  // And with it the socket's file.
 }
 
 const std::string& Daemon::socket() const { return impl_->options.config.socket; }

@@ -1,6 +1,5 @@
-// Daemon is oomd put together: store, core, job hosts, gRPC, metrics. The program's main() and the tests make
-// one from a configuration and a planner.
-// Start and Shutdown belong to one thread.
+// Daemon is oomd put together: store, core, job hosts, gRPC, metrics. The program's main() and the
+// tests make one from a configuration and a planner. Start and Shutdown belong to one thread.
 
 #pragma once
 
@@ -24,10 +23,11 @@ class Daemon {
     std::string version;
   };
 
-  // Serves when it returns. The codes of ListeningSocket::Listen, SqliteStore::Open, Metrics::Serve.
+  // Serves when it returns. The codes of ListeningSocket::Listen, SqliteStore::Open,
+  // Metrics::Serve.
   static Result<std::unique_ptr<Daemon>> Start(Options options);
-  // Readiness goes off first, streams end with UNAVAILABLE, jobs go on; with `ephemeral` they write a
-  // checkpoint and stop before. Returns when all is closed.
+  // Readiness goes off first, streams end with UNAVAILABLE, jobs go on; with `ephemeral` they write
+  // a checkpoint and stop before. Returns when all is closed.
   void Shutdown();
   ~Daemon();
 

@@ -11,13 +11,16 @@ std::string MakeResumeToken(const std::string& store_id, int64_t sequence) {
 Result<int64_t> ParseResumeToken(const std::string& store_id, const std::string& token) {
   const size_t dot = token.find('.');
   const auto bad = [](const char* what) {
-    return Status(Code::kInvalidArgument, what).WithReason("BAD_RESUME_TOKEN").WithField("resume_token");
+    return Status(Code::kInvalidArgument, what)
+        .WithReason("BAD_RESUME_TOKEN")
+        .WithField("resume_token");
   };
   if (dot == std::string::npos || dot + 1 == token.size() || token.size() - dot > 19 ||
       token.find_first_not_of("0123456789", dot + 1) != std::string::npos) {
     return bad("resume_token is not one that this service gave out");
   }
-  if (token.substr(0, dot) != store_id) return bad("resume_token belongs to another job store; watch without one");
+  if (token.substr(0, dot) != store_id)
+    return bad("resume_token belongs to another job store; watch without one");
   return static_cast<int64_t>(std::strtoll(token.c_str() + dot + 1, nullptr, 10));
 }
 
@@ -33,7 +36,8 @@ std::optional<v1::JobEvent> Subscription::Pop() {
   if (progress_.empty()) return std::nullopt;
   v1::JobEvent event = std::move(progress_.begin()->second);
   progress_.erase(progress_.begin());
-  // It was made before events that this watcher has seen since: its token must not lead back before them.
+  // It was made before events that this watcher has seen since: its token must not lead back before
+  // them.
   if (event.sequence() < last_popped_sequence_) {
     event.set_sequence(last_popped_sequence_);
     event.set_resume_token(last_popped_token_);
@@ -55,11 +59,12 @@ void Subscription::Push(const v1::JobEvent& event) {
     if (bookmark || event.kind() == v1::JOB_EVENT_KIND_PROGRESS) {
       progress_[event.job().name()] = event;  // A bookmark has no job.
     } else if (queue_.size() >= kMaxQueued) {
-      end_status_ = Status(Code::kResourceExhausted,
-                           "this watcher is more than " + std::to_string(kMaxQueued) +
-                               " events behind; resume after the last one (" +
-                               std::to_string(last_queued_sequence_) + " is the last that was queued)")
-                        .WithReason("WATCH_OVERFLOW");
+      end_status_ =
+          Status(Code::kResourceExhausted,
+                 "this watcher is more than " + std::to_string(kMaxQueued) +
+                     " events behind; resume after the last one (" +
+                     std::to_string(last_queued_sequence_) + " is the last that was queued)")
+              .WithReason("WATCH_OVERFLOW");
       progress_.clear();
     } else {
       // A transition says more than the progress before it.
@@ -116,7 +121,8 @@ void EventLog::EndAll(const Status& status) {
 }
 
 size_t EventLog::watcher_count() {
-  std::erase_if(subscriptions_, [](const std::weak_ptr<Subscription>& weak) { return weak.expired(); });
+  std::erase_if(subscriptions_,
+                [](const std::weak_ptr<Subscription>& weak) { return weak.expired(); });
   return subscriptions_.size();
 }
 

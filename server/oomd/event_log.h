@@ -1,7 +1,8 @@
-// EventLog hands committed events to watchers. A watcher that falls 1,024 events behind is ended with
-// kResourceExhausted and resumes from its last token; the control loop never waits for one. Progress is
-// not an event: of it (and of bookmarks) only the newest for each job is kept for a watcher.
-// EventLog belongs to the control thread; a Subscription is thread-safe and outlives the log.
+// EventLog hands committed events to watchers. A watcher that falls 1,024 events behind is ended
+// with kResourceExhausted and resumes from its last token; the control loop never waits for one.
+// Progress is not an event: of it (and of bookmarks) only the newest for each job is kept for a
+// watcher. EventLog belongs to the control thread; a Subscription is thread-safe and outlives the
+// log.
 
 #pragma once
 
@@ -36,8 +37,8 @@ class Subscription {
   std::optional<v1::JobEvent> Pop();
   // OK while it is live. After the end, what is still queued can be popped.
   Status end_status() const;
-  // `notify` runs, on the publisher's thread and without locks, when an event arrives or the stream ends;
-  // at once if one is there already. Empty: not any more; returns after a running call.
+  // `notify` runs, on the publisher's thread and without locks, when an event arrives or the stream
+  // ends; at once if one is there already. Empty: not any more; returns after a running call.
   void SetNotify(std::function<void()> notify);
   void End(Status status);
 

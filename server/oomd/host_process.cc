@@ -15,7 +15,9 @@
 namespace oom {
 namespace {
 
-UniqueFd OpenPidfd(pid_t pid) { return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
+UniqueFd OpenPidfd(pid_t pid) {
+  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+}
 
 // Everything that the child needs, made before fork: after it only system calls are safe.
 struct ChildPlan {
@@ -80,16 +82,18 @@ unsigned long long ProcessStartTicks(pid_t pid) {
   if (close == std::string::npos) return 0;
   unsigned long long ticks = 0;
   char state = 'X';
-  const int read = std::sscanf(stat->c_str() + close + 1,
-                               " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-                               &state, &ticks);
+  const int read = std::sscanf(
+      stat->c_str() + close + 1,
+      " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state,
+      &ticks);
   return read == 2 && state != 'Z' && state != 'X' ? ticks : 0;
 }
 
 Result<HostProcess> SpawnHost(const SpawnOptions& options) {
   OOM_CHECK(options.descriptors.size() <= 256);
   const std::string log_path = options.directory + "/host.log";
-  const UniqueFd log(open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
+  const UniqueFd log(
+      open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!log.valid()) return ErrnoStatus(errno, log_path);
   int gate[2];
   int report[2];
@@ -101,7 +105,8 @@ Result<HostProcess> SpawnHost(const SpawnOptions& options) {
   UniqueFd report_write(report[1]);
 
   std::vector<char*> arguments = {const_cast<char*>(options.program.c_str())};
-  for (const std::string& argument : options.arguments) arguments.push_back(const_cast<char*>(argument.c_str()));
+  for (const std::string& argument : options.arguments)
+    arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   const ChildPlan plan{.program = options.program.c_str(),
                        .arguments = arguments.data(),
@@ -113,8 +118,8 @@ Result<HostProcess> SpawnHost(const SpawnOptions& options) {
   const pid_t pid = fork();
   if (pid < 0) return ErrnoStatus(errno, "fork");
   if (pid == 0) {
-    // The program runs only after host.pid is written: a daemon that dies in between leaves no host that
-    // its successor does not know.
+    // The program runs only after host.pid is written: a daemon that dies in between leaves no host
+    // that its successor does not know.
     char go = 0;
     close(gate_write.get());
     if (read(gate_read.get(), &go, 1) != 1) _exit(127);
@@ -122,8 +127,9 @@ Result<HostProcess> SpawnHost(const SpawnOptions& options) {
   }
   report_write.Reset();
   HostProcess process{.pid = pid, .pidfd = OpenPidfd(pid)};
-  const Status written = WriteFileAtomically(options.directory + "/host.pid", std::to_string(pid) + " " +
-                                                                                  std::to_string(ProcessStartTicks(pid)) + "\n");
+  const Status written = WriteFileAtomically(
+      options.directory + "/host.pid",
+      std::to_string(pid) + " " + std::to_string(ProcessStartTicks(pid)) + "\n");
   if (!written.ok() || !process.pidfd.valid()) {
     gate_write.Reset();
     waitpid(pid, nullptr, 0);
@@ -146,9 +152,11 @@ Result<HostProcess> FindHost(const std::string& directory) {
   int pid = 0;
   unsigned long long ticks = 0;
   const Status gone(Code::kUnavailable, "the job host of " + directory + " is gone");
-  if (std::sscanf(text->c_str(), "%d %llu", &pid, &ticks) != 2 || pid <= 0 || ticks == 0) return gone;
+  if (std::sscanf(text->c_str(), "%d %llu", &pid, &ticks) != 2 || pid <= 0 || ticks == 0)
+    return gone;
   HostProcess process{.pid = pid, .pidfd = OpenPidfd(pid)};
-  // The descriptor first, then the check: it now stands for one process, whatever becomes of the number.
+  // The descriptor first, then the check: it now stands for one process, whatever becomes of the
+  // number.
   if (!process.pidfd.valid() || ProcessStartTicks(pid) != ticks) return gone;
   return process;
 }

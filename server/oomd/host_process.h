@@ -1,5 +1,6 @@
-// Starting a job host, and recognising it again: "<job directory>/host.pid" holds its pid and its start time,
-// so a pid that the kernel has given to another process is never taken for it. Thread-safe.
+// Starting a job host, and recognising it again: "<job directory>/host.pid" holds its pid and its
+// start time, so a pid that the kernel has given to another process is never taken for it.
+// Thread-safe.
 
 #pragma once
 
@@ -26,12 +27,12 @@ struct SpawnOptions {
   int first_fd = 10;
 };
 
-// In its own session; writes host.pid before the program runs. Codes of ErrnoStatus, also for a program
-// that cannot be executed.
+// In its own session; writes host.pid before the program runs. Codes of ErrnoStatus, also for a
+// program that cannot be executed.
 Result<HostProcess> SpawnHost(const SpawnOptions& options);
 
-// The process that host.pid of `directory` names, if it is that process and alive. Fails with kNotFound
-// if there is no host.pid, kUnavailable if that process is gone.
+// The process that host.pid of `directory` names, if it is that process and alive. Fails with
+// kNotFound if there is no host.pid, kUnavailable if that process is gone.
 Result<HostProcess> FindHost(const std::string& directory);
 
 // Field 22 of /proc/<pid>/stat: clock ticks from boot to the start of the process; 0 if it is gone.

@@ -31,7 +31,11 @@ std::vector<JobQueue::Waiting> JobQueue::Explain(const NodeResources& resources)
   std::string head;
   int ahead = 0;
   for (const auto& [key, entry] : entries_) {
-    Waiting why{.id = entry.id, .jobs_ahead = ahead, .reason = "WAITING_RESOURCES", .blocked_by = "", .head = ""};
+    Waiting why{.id = entry.id,
+                .jobs_ahead = ahead,
+                .reason = "WAITING_RESOURCES",
+                .blocked_by = "",
+                .head = ""};
     if (const std::string never = resources.NeverFits(entry.need); !never.empty()) {
       why.blocked_by = never + " (more than this node has; it does not hold up other jobs)";
     } else if (head.empty()) {

@@ -1,7 +1,7 @@
-// JobQueue orders the jobs that wait: by priority (higher first), then by order of submission. The order
-// is strict: nothing starts before the head unless the head can never start on this node. There is no
-// backfill, so a large job is never starved by small ones.
-// Not thread-safe: the control thread owns it.
+// JobQueue orders the jobs that wait: by priority (higher first), then by order of submission. The
+// order is strict: nothing starts before the head unless the head can never start on this node.
+// There is no backfill, so a large job is never starved by small ones. Not thread-safe: the control
+// thread owns it.
 
 #pragma once
 
@@ -26,7 +26,8 @@ class JobQueue {
   struct Waiting {
     std::string id;
     int jobs_ahead = 0;
-    // WAITING_RESOURCES (this job is next, or never fits) or WAITING_PRIORITY (another is before it).
+    // WAITING_RESOURCES (this job is next, or never fits) or WAITING_PRIORITY (another is before
+    // it).
     std::string reason;
     std::string blocked_by;  // Of WAITING_RESOURCES.
     std::string head;        // Of WAITING_PRIORITY: the id of the job that starts first.
@@ -39,7 +40,8 @@ class JobQueue {
   bool empty() const { return entries_.empty(); }
   size_t size() const { return entries_.size(); }
 
-  // The head, if it fits beside what `resources` holds now; "" if nothing can start. Does not remove it.
+  // The head, if it fits beside what `resources` holds now; "" if nothing can start. Does not
+  // remove it.
   std::string NextToStart(const NodeResources& resources) const;
   // Why each job waits, in queue order.
   std::vector<Waiting> Explain(const NodeResources& resources) const;

@@ -39,7 +39,8 @@ std::string MakeUuid7(double unix_seconds, uint64_t random_high, uint64_t random
   const auto version = static_cast<unsigned>(0x7000 | (random_high & 0x0FFF));
   const auto variant = static_cast<unsigned>(0x8000 | ((random_high >> 12) & 0x3FFF));
   char text[40];
-  std::snprintf(text, sizeof(text), "%08x-%04x-%04x-%04x-%012llx", static_cast<unsigned>(milliseconds >> 16),
+  std::snprintf(text, sizeof(text), "%08x-%04x-%04x-%04x-%012llx",
+                static_cast<unsigned>(milliseconds >> 16),
                 static_cast<unsigned>(milliseconds & 0xFFFF), version, variant,
                 static_cast<unsigned long long>(random_low & 0xFFFFFFFFFFFF));
   return text;

@@ -15,7 +15,8 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
  public:
   explicit JobServiceImpl(ServiceContext& services) : services_(services) {}
 
-  grpc::ServerUnaryReactor* CreateJob(grpc::CallbackServerContext* context, const v1::CreateJobRequest* request,
+  grpc::ServerUnaryReactor* CreateJob(grpc::CallbackServerContext* context,
+                                      const v1::CreateJobRequest* request,
                                       v1::Job* response) override {
     const UnaryCall call(services_, *context, "CreateJob");
     if (!call.ok()) return call.reactor();
@@ -26,23 +27,26 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
     const uint64_t hash = PayloadHash(*request);
     services_.loop->Post([=, this](Controller& controller) {
       // A repeated call is answered without planning: the files it names may have changed since.
-      Result<std::optional<v1::Job>> replay = controller.FindReplay(call.caller(), request->request_id(), hash);
+      Result<std::optional<v1::Job>> replay =
+          controller.FindReplay(call.caller(), request->request_id(), hash);
       if (!replay.ok()) return call.Finish(replay.status());
       if (replay->has_value() && !request->validate_only()) {
         // The first call's commit comes with the next flush at the latest; CreateJob waits for it.
-        Controller::NewJob again{.owner = call.caller(), .request_id = request->request_id(), .payload_hash = hash};
-        return controller.CreateJob(std::move(again),
-                                    [=](Result<v1::Job> job) { call.Finish(std::move(job), response); });
+        Controller::NewJob again{
+            .owner = call.caller(), .request_id = request->request_id(), .payload_hash = hash};
+        return controller.CreateJob(
+            std::move(again), [=](Result<v1::Job> job) { call.Finish(std::move(job), response); });
       }
       // After the planners have been joined nobody would answer.
       if (services_.stopping) return call.Finish(DaemonStopping());
-      boost::asio::post(services_.planners, [=, this] { PlanAndCreate(call, request, hash, response); });
+      boost::asio::post(services_.planners,
+                        [=, this] { PlanAndCreate(call, request, hash, response); });
     });
     return call.reactor();
   }
 
-  grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext* context, const v1::GetJobRequest* request,
-                                   v1::Job* response) override {
+  grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext* context,
+                                   const v1::GetJobRequest* request, v1::Job* response) override {
     const UnaryCall call(services_, *context, "GetJob");
     if (!call.ok()) return call.reactor();
     if (const Status status = CheckJobName(request->name()); !status.ok()) {
@@ -58,7 +62,8 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
     return call.reactor();
   }
 
-  grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context, const v1::ListJobsRequest* request,
+  grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,
+                                     const v1::ListJobsRequest* request,
                                      v1::ListJobsResponse* response) override {
     const UnaryCall call(services_, *context, "ListJobs");
     if (!call.ok()) return call.reactor();
@@ -69,15 +74,18 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
     }
     std::vector<v1::JobState> states;
     for (int state : request->states()) states.push_back(static_cast<v1::JobState>(state));
-    const auto jobs = services_.view->List(page->after, static_cast<size_t>(page->size) + 1, states);
+    const auto jobs =
+        services_.view->List(page->after, static_cast<size_t>(page->size) + 1, states);
     size_t bytes = 0;
     int64_t last = 0;
     for (const auto& [order, job] : jobs) {
       v1::Job brief = Brief(*job);
       bytes += brief.ByteSizeLong();
-      const bool full = response->jobs_size() == page->size || (response->jobs_size() > 0 && bytes > kMaxPageBytes);
+      const bool full = response->jobs_size() == page->size ||
+                        (response->jobs_size() > 0 && bytes > kMaxPageBytes);
       if (full) {
-        response->set_next_page_token(MakePageToken(*request, call.caller(), services_.store_id, last));
+        response->set_next_page_token(
+            MakePageToken(*request, call.caller(), services_.store_id, last));
         break;
       }
       *response->add_jobs() = std::move(brief);
@@ -87,7 +95,8 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
     return call.reactor();
   }
 
-  grpc::ServerUnaryReactor* CancelJob(grpc::CallbackServerContext* context, const v1::CancelJobRequest* request,
+  grpc::ServerUnaryReactor* CancelJob(grpc::CallbackServerContext* context,
+                                      const v1::CancelJobRequest* request,
                                       v1::Job* response) override {
     if (request->grace_seconds() < 0 || !(request->grace_seconds() <= 86400)) {
       const UnaryCall call(services_, *context, "CancelJob");
@@ -104,7 +113,8 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
                   });
   }
 
-  grpc::ServerUnaryReactor* SuspendJob(grpc::CallbackServerContext* context, const v1::SuspendJobRequest* request,
+  grpc::ServerUnaryReactor* SuspendJob(grpc::CallbackServerContext* context,
+                                       const v1::SuspendJobRequest* request,
                                        v1::Job* response) override {
     return Change(*context, "SuspendJob", request->name(), response,
                   [request](Controller& controller, Controller::Reply reply) {
@@ -112,7 +122,8 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
                   });
   }
 
-  grpc::ServerUnaryReactor* ResumeJob(grpc::CallbackServerContext* context, const v1::ResumeJobRequest* request,
+  grpc::ServerUnaryReactor* ResumeJob(grpc::CallbackServerContext* context,
+                                      const v1::ResumeJobRequest* request,
                                       v1::Job* response) override {
     return Change(*context, "ResumeJob", request->name(), response,
                   [request](Controller& controller, Controller::Reply reply) {
@@ -145,13 +156,14 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
     return oom::WatchJobs(services_, *context, *request);
   }
 
-  grpc::ServerWriteReactor<v1::LogChunk>* StreamLogs(grpc::CallbackServerContext* context,
-                                                     const v1::StreamLogsRequest* request) override {
+  grpc::ServerWriteReactor<v1::LogChunk>* StreamLogs(
+      grpc::CallbackServerContext* context, const v1::StreamLogsRequest* request) override {
     return oom::StreamLogs(services_, *context, *request);
   }
 
  private:
-  void PlanAndCreate(const UnaryCall& call, const v1::CreateJobRequest* request, uint64_t hash, v1::Job* response) {
+  void PlanAndCreate(const UnaryCall& call, const v1::CreateJobRequest* request, uint64_t hash,
+                     v1::Job* response) {
     Result<PlannedJob> planned = services_.plan(request->job().spec(), services_.limits);
     if (!planned.ok()) return call.Finish(planned.status());
     Controller::NewJob job{.job_id = request->job_id(),
@@ -164,13 +176,15 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
     *job.job.mutable_model() = std::move(planned->model);
     job.pools = std::move(planned->pools);
     services_.loop->Post([call, response, job = std::move(job)](Controller& controller) mutable {
-      controller.CreateJob(std::move(job), [=](Result<v1::Job> created) { call.Finish(std::move(created), response); });
+      controller.CreateJob(std::move(job), [=](Result<v1::Job> created) {
+        call.Finish(std::move(created), response);
+      });
     });
   }
 
   template <class Action>
-  grpc::ServerUnaryReactor* Change(grpc::CallbackServerContext& context, const char* method, const std::string& name,
-                                   v1::Job* response, Action action) {
+  grpc::ServerUnaryReactor* Change(grpc::CallbackServerContext& context, const char* method,
+                                   const std::string& name, v1::Job* response, Action action) {
     const UnaryCall call(services_, context, method);
     if (!call.ok()) return call.reactor();
     if (const Status status = CheckJobName(name); !status.ok()) {

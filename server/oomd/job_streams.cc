@@ -1,8 +1,8 @@
 #include "server/oomd/job_streams.h"
 
-#include <deque>
-
 #include <grpcpp/alarm.h>
+
+#include <deque>
 
 #include "server/oomd/job_state.h"
 #include "server/oomd/log_reader.h"
@@ -12,10 +12,11 @@
 namespace oom {
 namespace {
 
-// A stream that is fed by Next(). Everything that touches it holds a shared_ptr; gRPC's own hold on it ends
-// with OnDone.
+// A stream that is fed by Next(). Everything that touches it holds a shared_ptr; gRPC's own hold on
+// it ends with OnDone.
 template <class Message>
-class Stream : public grpc::ServerWriteReactor<Message>, public std::enable_shared_from_this<Stream<Message>> {
+class Stream : public grpc::ServerWriteReactor<Message>,
+               public std::enable_shared_from_this<Stream<Message>> {
  public:
   void Hold() { self_ = this->shared_from_this(); }
   // Writes what is there. Called when something may have come.
@@ -38,7 +39,8 @@ class Stream : public grpc::ServerWriteReactor<Message>, public std::enable_shar
     {
       const MutexLock lock(mutex_);
       writing_ = false;
-      if (!ok) return FinishLocked(grpc::Status(grpc::StatusCode::CANCELLED, "the client has gone"));
+      if (!ok)
+        return FinishLocked(grpc::Status(grpc::StatusCode::CANCELLED, "the client has gone"));
     }
     Pump();
   }
@@ -72,9 +74,11 @@ class Stream : public grpc::ServerWriteReactor<Message>, public std::enable_shar
 
 class WatchStream final : public Stream<v1::JobEvent> {
  public:
-  WatchStream(ServiceContext& services, const v1::WatchJobsRequest& request) : services_(services), request_(request) {}
+  WatchStream(ServiceContext& services, const v1::WatchJobsRequest& request)
+      : services_(services), request_(request) {}
 
-  // On the control thread, so that nothing is committed between the subscription and what came before it.
+  // On the control thread, so that nothing is committed between the subscription and what came
+  // before it.
   void Begin(Controller& controller) {
     {
       const MutexLock lock(mutex_);
@@ -83,9 +87,10 @@ class WatchStream final : public Stream<v1::JobEvent> {
       live_from_ = controller.last_sequence();
       if (request_.resume_token().empty()) {
         if (!request_.name().empty() && services_.view->Get(request_.name()) == nullptr) {
-          return FinishLocked(ToGrpc(Status(Code::kNotFound, "there is no job \"" + request_.name() + "\"")
-                                         .WithReason("JOB_NOT_FOUND")
-                                         .WithField(request_.name())));
+          return FinishLocked(
+              ToGrpc(Status(Code::kNotFound, "there is no job \"" + request_.name() + "\"")
+                         .WithReason("JOB_NOT_FOUND")
+                         .WithField(request_.name())));
         }
         AddSnapshot();
         stored_to_ = live_from_;
@@ -93,9 +98,10 @@ class WatchStream final : public Stream<v1::JobEvent> {
         const Result<int64_t> token = ParseResumeToken(services_.store_id, request_.resume_token());
         if (!token.ok()) return FinishLocked(ToGrpc(token.status()));
         if (*token > live_from_) {
-          return FinishLocked(ToGrpc(Status(Code::kOutOfRange, "resume_token is ahead of the newest event")
-                                         .WithReason("RESUME_TOKEN_AHEAD")
-                                         .WithField("resume_token")));
+          return FinishLocked(
+              ToGrpc(Status(Code::kOutOfRange, "resume_token is ahead of the newest event")
+                         .WithReason("RESUME_TOKEN_AHEAD")
+                         .WithField("resume_token")));
         }
         stored_to_ = *token;
       }
@@ -146,7 +152,8 @@ class WatchStream final : public Stream<v1::JobEvent> {
         // What was committed since this stream began comes from the subscription.
         stored_to_ = std::min(each.sequence, live_from_);
         if (each.sequence > live_from_) break;
-        if (request_.name().empty() || each.job_name == request_.name()) stored_.push_back(std::move(each));
+        if (request_.name().empty() || each.job_name == request_.name())
+          stored_.push_back(std::move(each));
       }
     }
     if (!stored_.empty()) {
@@ -188,7 +195,8 @@ class WatchStream final : public Stream<v1::JobEvent> {
 
 class LogStream final : public Stream<v1::LogChunk> {
  public:
-  LogStream(ServiceContext& services, const v1::StreamLogsRequest& request, LogReader::Options options)
+  LogStream(ServiceContext& services, const v1::StreamLogsRequest& request,
+            LogReader::Options options)
       : services_(services), request_(request), reader_(std::move(options)) {}
 
   void Begin() {
@@ -207,7 +215,8 @@ class LogStream final : public Stream<v1::LogChunk> {
     if (unhooked_ || !request_.follow()) return;
     const std::weak_ptr<Stream> weak = this->weak_from_this();
     alarm_.Set(std::chrono::system_clock::now() + services_.log_poll_interval, [weak](bool) {
-      if (const std::shared_ptr<Stream> stream = weak.lock()) static_cast<LogStream*>(stream.get())->Poll();
+      if (const std::shared_ptr<Stream> stream = weak.lock())
+        static_cast<LogStream*>(stream.get())->Poll();
     });
   }
 
@@ -251,12 +260,16 @@ class LogStream final : public Stream<v1::LogChunk> {
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::JobEvent>* WatchJobs(ServiceContext& services, grpc::CallbackServerContext& context,
+grpc::ServerWriteReactor<v1::JobEvent>* WatchJobs(ServiceContext& services,
+                                                  grpc::CallbackServerContext& context,
                                                   const v1::WatchJobsRequest& request) {
   auto stream = std::make_shared<WatchStream>(services, request);
   stream->Hold();
   Status status = [&]() -> Status {
-    OOM_RETURN_IF_ERROR([&] { auto caller = services.Authorize(context); return caller.ok() ? Status::Ok() : caller.status(); }());
+    OOM_RETURN_IF_ERROR([&] {
+      auto caller = services.Authorize(context);
+      return caller.ok() ? Status::Ok() : caller.status();
+    }());
     return request.name().empty() ? Status::Ok() : CheckJobName(request.name());
   }();
   if (!status.ok()) {
@@ -267,7 +280,8 @@ grpc::ServerWriteReactor<v1::JobEvent>* WatchJobs(ServiceContext& services, grpc
   return stream.get();
 }
 
-grpc::ServerWriteReactor<v1::LogChunk>* StreamLogs(ServiceContext& services, grpc::CallbackServerContext& context,
+grpc::ServerWriteReactor<v1::LogChunk>* StreamLogs(ServiceContext& services,
+                                                   grpc::CallbackServerContext& context,
                                                    const v1::StreamLogsRequest& request) {
   LogReader::Options options;
   const Status status = [&]() -> Status {

@@ -9,9 +9,11 @@
 
 namespace oom {
 
-grpc::ServerWriteReactor<v1::JobEvent>* WatchJobs(ServiceContext& services, grpc::CallbackServerContext& context,
+grpc::ServerWriteReactor<v1::JobEvent>* WatchJobs(ServiceContext& services,
+                                                  grpc::CallbackServerContext& context,
                                                   const v1::WatchJobsRequest& request);
-grpc::ServerWriteReactor<v1::LogChunk>* StreamLogs(ServiceContext& services, grpc::CallbackServerContext& context,
+grpc::ServerWriteReactor<v1::LogChunk>* StreamLogs(ServiceContext& services,
+                                                   grpc::CallbackServerContext& context,
                                                    const v1::StreamLogsRequest& request);
 
 }  // namespace oom

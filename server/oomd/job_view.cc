@@ -17,12 +17,14 @@ JobView::JobPointer JobView::Get(const std::string& name) const {
   return it == order_.end() ? nullptr : by_order_.at(it->second);
 }
 
-std::vector<std::pair<int64_t, JobView::JobPointer>> JobView::List(int64_t after, size_t limit,
-                                                                   const std::vector<v1::JobState>& states) const {
+std::vector<std::pair<int64_t, JobView::JobPointer>> JobView::List(
+    int64_t after, size_t limit, const std::vector<v1::JobState>& states) const {
   std::vector<std::pair<int64_t, JobPointer>> jobs;
   const MutexLock lock(mutex_);
   for (auto it = by_order_.upper_bound(after); it != by_order_.end() && jobs.size() < limit; ++it) {
-    if (!states.empty() && std::find(states.begin(), states.end(), it->second->state()) == states.end()) continue;
+    if (!states.empty() &&
+        std::find(states.begin(), states.end(), it->second->state()) == states.end())
+      continue;
     jobs.push_back(*it);
   }
   return jobs;

@@ -1,6 +1,5 @@
-// JobView is what readers see of the jobs: what is committed, and the newest progress. The control thread
-// writes it; reads come from any thread and never wait for the disk.
-// Thread-safe.
+// JobView is what readers see of the jobs: what is committed, and the newest progress. The control
+// thread writes it; reads come from any thread and never wait for the disk. Thread-safe.
 
 #pragma once
 
@@ -23,7 +22,8 @@ class JobView {
   void Put(int64_t submit_order, const v1::Job& job);
   // nullptr if there is none of that name ("jobs/...").
   JobPointer Get(const std::string& name) const;
-  // Jobs with submit order > `after`, in that order, that `states` holds (empty: all); at most `limit`.
+  // Jobs with submit order > `after`, in that order, that `states` holds (empty: all); at most
+  // `limit`.
   std::vector<std::pair<int64_t, JobPointer>> List(int64_t after, size_t limit,
                                                    const std::vector<v1::JobState>& states) const;
   std::map<v1::JobState, int> CountByState() const;

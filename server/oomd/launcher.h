@@ -1,6 +1,6 @@
-// Launcher starts job hosts, finds them again, and talks to them; HostEvents is what comes back. The
-// process implementation is in process_launcher.h; tests have one without processes.
-// All calls, both ways, are on the control thread. A Launcher never calls back from within a call.
+// Launcher starts job hosts, finds them again, and talks to them; HostEvents is what comes back.
+// The process implementation is in process_launcher.h; tests have one without processes. All calls,
+// both ways, are on the control thread. A Launcher never calls back from within a call.
 
 #pragma once
 
@@ -18,7 +18,8 @@ class HostEvents {
   virtual void OnHello(const std::string& uid, const internal::v1::HostHello& hello) = 0;
   virtual void OnTransition(const std::string& uid, const internal::v1::Transition& transition) = 0;
   virtual void OnProgress(const std::string& uid, const internal::v1::Progress& progress) = 0;
-  virtual void OnCheckpointDone(const std::string& uid, const internal::v1::CheckpointDone& done) = 0;
+  virtual void OnCheckpointDone(const std::string& uid,
+                                const internal::v1::CheckpointDone& done) = 0;
   // The connection is gone, the process is not known to be; the launcher connects again by itself.
   virtual void OnDisconnect(const std::string& uid) = 0;
   // The process is gone; every frame that it sent was delivered before.
@@ -30,8 +31,8 @@ class Launcher {
   enum class Found { kAlive, kDead, kNeverStarted };
 
   virtual ~Launcher() = default;
-  // Creates the job's pools unless they are still there, and starts a host. Fails with kResourceExhausted
-  // if the memory is not there, else with codes of ErrnoStatus.
+  // Creates the job's pools unless they are still there, and starts a host. Fails with
+  // kResourceExhausted if the memory is not there, else with codes of ErrnoStatus.
   virtual Status Start(const internal::v1::JobStart& start) = 0;
   // After a restart of the daemon: takes over the host of `uid` if it is alive.
   virtual Found Adopt(const std::string& uid) = 0;

@@ -23,7 +23,8 @@ std::vector<std::string> Names(const std::string& directory) {
 // "attempt-12" with prefix "attempt-" -> 12; -1 otherwise.
 int NumberIn(const std::string& name, const std::string& prefix, const std::string& suffix) {
   if (name.size() <= prefix.size() + suffix.size() || name.rfind(prefix, 0) != 0) return -1;
-  const std::string digits = name.substr(prefix.size(), name.size() - prefix.size() - suffix.size());
+  const std::string digits =
+      name.substr(prefix.size(), name.size() - prefix.size() - suffix.size());
   if (name.substr(name.size() - suffix.size()) != suffix) return -1;
   if (digits.size() > 6 || digits.find_first_not_of("0123456789") != std::string::npos) return -1;
   return std::atoi(digits.c_str());
@@ -50,7 +51,9 @@ int64_t TailOffset(int fd, int64_t size, int64_t lines) {
 }  // namespace
 
 Status LogReader::Open(const std::string& path, int attempt, int rank) {
-  File file{.rank = rank, .attempt = attempt, .fd = UniqueFd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK))};
+  File file{.rank = rank,
+            .attempt = attempt,
+            .fd = UniqueFd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK))};
   if (!file.fd.valid()) {
     if (errno == ENOENT || errno == ELOOP) return Status::Ok();
     return ErrnoStatus(errno, path);
@@ -101,7 +104,9 @@ std::optional<LogLine> LogReader::Take(File& file, bool flush) {
     }
     const bool rest = file.cutting;
     file.cutting = newline == std::string::npos && length == static_cast<size_t>(kMaxLineBytes);
-    LogLine line{.rank = file.rank, .attempt = file.attempt, .line = file.buffer.substr(0, std::min<size_t>(length, kMaxLineBytes))};
+    LogLine line{.rank = file.rank,
+                 .attempt = file.attempt,
+                 .line = file.buffer.substr(0, std::min<size_t>(length, kMaxLineBytes))};
     file.buffer.erase(0, consumed);
     file.searched = 0;
     file.line_end += static_cast<int64_t>(consumed);

@@ -1,28 +1,33 @@
 #include "server/oomd/log_setup.h"
 
-#include <chrono>
-#include <memory>
-
-#include <nlohmann/json.hpp>
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+
 namespace oom {
 namespace {
 
-// Everything that a job or a user named may be in a message: the line stays one object whatever it is.
+// Everything that a job or a user named may be in a message: the line stays one object whatever it
+// is.
 class JsonFormatter final : public spdlog::formatter {
  public:
   void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
-    const double unix_seconds = std::chrono::duration<double>(message.time.time_since_epoch()).count();
+    const double unix_seconds =
+        std::chrono::duration<double>(message.time.time_since_epoch()).count();
     const std::string text(message.payload.data(), message.payload.size());
     const auto level = spdlog::level::to_string_view(message.level);
     const std::string line = "{\"time\": " + std::to_string(unix_seconds) + ", \"level\": \"" +
-                             std::string(level.data(), level.size()) + "\", \"message\": \"" + EscapeJson(text) + "\"}\n";
+                             std::string(level.data(), level.size()) + "\", \"message\": \"" +
+                             EscapeJson(text) + "\"}\n";
     out.append(line.data(), line.data() + line.size());
   }
-  std::unique_ptr<spdlog::formatter> clone() const override { return std::make_unique<JsonFormatter>(); }
+  std::unique_ptr<spdlog::formatter> clone() const override {
+    return std::make_unique<JsonFormatter>();
+  }
 };
 
 // Text lines are one line, too.
@@ -36,7 +41,9 @@ class TextFormatter final : public spdlog::formatter {
     clean.payload = spdlog::string_view_t(text.data(), text.size());
     pattern_.format(clean, out);
   }
-  std::unique_ptr<spdlog::formatter> clone() const override { return std::make_unique<TextFormatter>(); }
+  std::unique_ptr<spdlog::formatter> clone() const override {
+    return std::make_unique<TextFormatter>();
+  }
 
  private:
   spdlog::pattern_formatter pattern_{"%Y-%m-%dT%H:%M:%S.%e%z %l %v"};
@@ -45,12 +52,14 @@ class TextFormatter final : public spdlog::formatter {
 }  // namespace
 
 std::string EscapeJson(const std::string& text) {
-  const std::string quoted = nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const std::string quoted =
+      nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return quoted.substr(1, quoted.size() - 2);
 }
 
 void SetUpLog(const std::string& format, const std::string& level) {
-  auto logger = std::make_shared<spdlog::logger>("oomd", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  auto logger =
+      std::make_shared<spdlog::logger>("oomd", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   if (format == "json") {
     logger->set_formatter(std::make_unique<JsonFormatter>());
   } else {

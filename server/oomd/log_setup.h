@@ -9,8 +9,8 @@ namespace oom {
 // `format`: "text" or "json"; `level`: "debug", "info", "warning", "error".
 void SetUpLog(const std::string& format, const std::string& level);
 
-// `text` as the inside of a JSON string: control characters, quotes and backslashes escaped, bytes that are
-// no UTF-8 replaced.
+// `text` as the inside of a JSON string: control characters, quotes and backslashes escaped, bytes
+// that are no UTF-8 replaced.
 std::string EscapeJson(const std::string& text);
 
 }  // namespace oom

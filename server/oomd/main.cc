@@ -1,14 +1,13 @@
 // oomd: the node daemon.
 #include <signal.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <map>
 #include <optional>
 #include <string>
-
-#include <CLI/CLI.hpp>
-#include <spdlog/spdlog.h>
 
 #include "planner/plan_job.h"
 #include "server/oomd/daemon.h"
@@ -53,16 +52,18 @@ Result<Config> ReadConfig(const std::string& path, const Settings& flags) {
     OOM_RETURN_IF_ERROR(ApplyFile(path, &config));
   } else {
     const auto home = environment.find("XDG_CONFIG_HOME");
-    const std::string folder = home != environment.end() ? home->second
+    const std::string folder = home != environment.end()      ? home->second
                                : environment.contains("HOME") ? environment.at("HOME") + "/.config"
                                                               : "/root/.config";
-    for (const std::string& standard : {std::string("/etc/oom/oomd.yaml"), folder + "/oom/oomd.yaml"}) {
+    for (const std::string& standard :
+         {std::string("/etc/oom/oomd.yaml"), folder + "/oom/oomd.yaml"}) {
       const Status status = ApplyFile(standard, &config);
       if (!status.ok() && status.code() != Code::kNotFound) return status;
     }
   }
   OOM_RETURN_IF_ERROR(ApplyEnvironment(environment, &config));
-  for (const auto& [key, value] : flags) OOM_RETURN_IF_ERROR(ApplySetting(key, value, "command line", &config));
+  for (const auto& [key, value] : flags)
+    OOM_RETURN_IF_ERROR(ApplySetting(key, value, "command line", &config));
   FillDefaults(environment, ProgramPath(), &config);
   return config;
 }
@@ -74,22 +75,29 @@ int Main(int argc, char** argv) {
   bool foreground = false;
   app.set_version_flag("--version", kVersion);
   app.add_option("--config", config_path, "Configuration file (YAML)");
-  app.add_flag("--foreground", foreground, "Stay in the foreground (oomd always does; for service files)");
-  app.add_flag_callback("--ephemeral", [&] { flags["ephemeral"] = "true"; },
-                        "On SIGTERM, checkpoint and end the running jobs");
-  const auto option = [&](const std::string& flag, const std::string& key, const std::string& help) {
-    app.add_option_function<std::string>(flag, [&flags, key](const std::string& value) { flags[key] = value; }, help);
+  app.add_flag("--foreground", foreground,
+               "Stay in the foreground (oomd always does; for service files)");
+  app.add_flag_callback(
+      "--ephemeral", [&] { flags["ephemeral"] = "true"; },
+      "On SIGTERM, checkpoint and end the running jobs");
+  const auto option = [&](const std::string& flag, const std::string& key,
+                          const std::string& help) {
+    app.add_option_function<std::string>(
+        flag, [&flags, key](const std::string& value) { flags[key] = value; }, help);
   };
   option("--state-dir", "state_dir", "Where jobs are kept; on a local disk");
   option("--socket", "socket", "Unix socket to serve on");
-  option("--metrics-port", "metrics_port", "Port of the Prometheus endpoint on 127.0.0.1; 0: any, -1: none");
+  option("--metrics-port", "metrics_port",
+         "Port of the Prometheus endpoint on 127.0.0.1; 0: any, -1: none");
   option("--log-format", "log_format", "text or json");
   option("--log-level", "log_level", "debug, info, warning or error");
   option("--jobhost-path", "jobhost_path", "The oom-jobhost program");
   option("--worker-path", "worker_path", "The oom-worker program");
-  option("--backoff-initial", "backoff_initial", "Wait before the first new attempt of a failed job, such as 10s");
+  option("--backoff-initial", "backoff_initial",
+         "Wait before the first new attempt of a failed job, such as 10s");
   option("--backoff-max", "backoff_max", "Longest wait before a new attempt");
-  option("--pool-capacity", "pool_capacity", "Host memory for jobs, such as 64GiB; a list by NUMA node with commas");
+  option("--pool-capacity", "pool_capacity",
+         "Host memory for jobs, such as 64GiB; a list by NUMA node with commas");
   option("--cpu-devices", "cpu_devices", "How many cpu devices this node offers");
   try {
     app.parse(argc, argv);
@@ -109,11 +117,13 @@ int Main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
   signal(SIGHUP, SIG_IGN);
 
-  Daemon::Options options{.config = config.value(), .plan = PlanJob, .topology = nullptr, .version = kVersion};
+  Daemon::Options options{
+      .config = config.value(), .plan = PlanJob, .topology = nullptr, .version = kVersion};
   Result<std::unique_ptr<Daemon>> daemon = Daemon::Start(std::move(options));
   if (!daemon.ok()) return Fail(daemon.status());
-  std::printf("oomd ready on %s, metrics on %s\n", (*daemon)->socket().c_str(),
-              (*daemon)->metrics_address().empty() ? "no port" : (*daemon)->metrics_address().c_str());
+  std::printf(
+      "oomd ready on %s, metrics on %s\n", (*daemon)->socket().c_str(),
+      (*daemon)->metrics_address().empty() ? "no port" : (*daemon)->metrics_address().c_str());
   std::fflush(stdout);
   int received = 0;
   sigwait(&signals, &received);
@@ -121,7 +131,10 @@ int Main(int argc, char** argv) {
   // A second signal ends it at once.
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   (*daemon)->Shutdown();
-  return 0;
+  // Everything is closed and on the disk. The metrics server's threads would take two more seconds
+  // to notice.
+  std::fflush(nullptr);
+  _exit(0);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The daemon's Prometheus metrics and their endpoint, on the loopback address. Names, labels and buckets are
-// in docs/METRICS.md; no label has user text but `job`, on families of single jobs, which are capped.
-// Thread-safe.
+// The daemon's Prometheus metrics and their endpoint, on the loopback address. Names, labels and
+// buckets are in docs/METRICS.md; no label has user text but `job`, on families of single jobs,
+// which are capped. Thread-safe.
 
 #pragma once
 

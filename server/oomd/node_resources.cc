@@ -23,15 +23,16 @@ int IndexAfter(const std::string& text, const std::string& prefix) {
 
 ResourceNeed NeedOf(const v1::Job& job, const std::vector<internal::v1::Pool>& pools) {
   ResourceNeed need;
-  need.device_kind =
-      job.spec().devices().kind() == v1::DEVICE_KIND_CUDA ? v1::DEVICE_KIND_CUDA : v1::DEVICE_KIND_CPU;
+  need.device_kind = job.spec().devices().kind() == v1::DEVICE_KIND_CUDA ? v1::DEVICE_KIND_CUDA
+                                                                         : v1::DEVICE_KIND_CPU;
   need.device_count = std::max(1, job.spec().devices().count());
   const auto add = [](std::vector<int64_t>& bytes, int node, int64_t more) {
     if (node < 0) return;
     if (static_cast<int>(bytes.size()) <= node) bytes.resize(node + 1, 0);
     bytes[node] += more;
   };
-  for (const internal::v1::Pool& pool : pools) add(need.bytes_by_node, pool.numa_node(), pool.bytes());
+  for (const internal::v1::Pool& pool : pools)
+    add(need.bytes_by_node, pool.numa_node(), pool.bytes());
   std::vector<int64_t> estimated;
   std::vector<int64_t> device_bytes;
   for (const v1::MemoryEstimate& item : job.plan().estimate().memory()) {
@@ -45,7 +46,8 @@ ResourceNeed NeedOf(const v1::Job& job, const std::vector<internal::v1::Pool>& p
   // The estimate names the pools' contents and more; pools alone are the floor.
   for (size_t node = 0; node < estimated.size(); ++node) {
     const int64_t have = node < need.bytes_by_node.size() ? need.bytes_by_node[node] : 0;
-    if (estimated[node] > have) add(need.bytes_by_node, static_cast<int>(node), estimated[node] - have);
+    if (estimated[node] > have)
+      add(need.bytes_by_node, static_cast<int>(node), estimated[node] - have);
   }
   for (size_t node = 0; node < device_bytes.size(); ++node) {
     add(need.bytes_by_node, static_cast<int>(node), device_bytes[node]);
@@ -67,17 +69,19 @@ std::string NodeResources::Blocker(const ResourceNeed& need) const {
   const std::vector<std::string>& devices = this->devices(need.device_kind);
   const auto free = static_cast<int>(std::count(devices.begin(), devices.end(), ""));
   if (need.device_count > free) {
-    return std::string(KindName(need.device_kind)) + " devices: needs " + std::to_string(need.device_count) + ", " +
-           std::to_string(free) + " of " + std::to_string(devices.size()) + " free";
+    return std::string(KindName(need.device_kind)) + " devices: needs " +
+           std::to_string(need.device_count) + ", " + std::to_string(free) + " of " +
+           std::to_string(devices.size()) + " free";
   }
   for (size_t node = 0; node < need.bytes_by_node.size(); ++node) {
     const int64_t wanted = need.bytes_by_node[node];
     if (wanted <= 0) continue;
     const int64_t capacity = node < used_bytes_.size() ? options_.capacity_bytes[node] : 0;
-    const int64_t free_bytes = node < used_bytes_.size() ? std::max<int64_t>(0, capacity - used_bytes_[node]) : 0;
+    const int64_t free_bytes =
+        node < used_bytes_.size() ? std::max<int64_t>(0, capacity - used_bytes_[node]) : 0;
     if (wanted > free_bytes) {
-      return "host memory of numa " + std::to_string(node) + ": needs " + FormatBytes(wanted) + ", " +
-             FormatBytes(free_bytes) + " of " + FormatBytes(capacity) + " free";
+      return "host memory of numa " + std::to_string(node) + ": needs " + FormatBytes(wanted) +
+             ", " + FormatBytes(free_bytes) + " of " + FormatBytes(capacity) + " free";
     }
   }
   return "";
@@ -87,7 +91,8 @@ void NodeResources::Take(const std::string& holder, const ResourceNeed& need) {
   OOM_CHECK(!held_.contains(holder));
   Held held{.need = need, .devices = {}};
   std::vector<std::string>& devices = devices_[need.device_kind];
-  for (size_t i = 0; i < devices.size() && static_cast<int>(held.devices.size()) < need.device_count; ++i) {
+  for (size_t i = 0;
+       i < devices.size() && static_cast<int>(held.devices.size()) < need.device_count; ++i) {
     if (!devices[i].empty()) continue;
     devices[i] = holder;
     held.devices.push_back(static_cast<int>(i));
@@ -103,7 +108,8 @@ void NodeResources::Release(const std::string& holder) {
   if (it == held_.end()) return;
   for (int device : it->second.devices) devices_[it->second.need.device_kind][device].clear();
   const std::vector<int64_t>& bytes = it->second.need.bytes_by_node;
-  for (size_t node = 0; node < bytes.size() && node < used_bytes_.size(); ++node) used_bytes_[node] -= bytes[node];
+  for (size_t node = 0; node < bytes.size() && node < used_bytes_.size(); ++node)
+    used_bytes_[node] -= bytes[node];
   held_.erase(it);
 }
 

@@ -1,5 +1,5 @@
-// NodeResources accounts for what jobs hold of the node: devices by kind, and host bytes by NUMA node.
-// Not thread-safe: the control thread owns it.
+// NodeResources accounts for what jobs hold of the node: devices by kind, and host bytes by NUMA
+// node. Not thread-safe: the control thread owns it.
 
 #pragma once
 

@@ -26,7 +26,8 @@ class NodeServiceImpl final : public v1::NodeService::CallbackService {
   }
 
  private:
-  void AddDevices(const NodeResources& resources, v1::DeviceKind kind, const char* name, v1::Node* node) const {
+  void AddDevices(const NodeResources& resources, v1::DeviceKind kind, const char* name,
+                  v1::Node* node) const {
     const std::vector<std::string>& holders = resources.devices(kind);
     for (size_t i = 0; i < holders.size(); ++i) {
       v1::Device& device = *node->add_devices();
@@ -48,7 +49,8 @@ class NodeServiceImpl final : public v1::NodeService::CallbackService {
     node->set_locked_memory_limit_bytes(LockedMemoryLimitBytes());
     node->set_metrics_address(services_.metrics->address());
     node->set_uptime_seconds(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - services_.start_time).count());
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - services_.start_time)
+            .count());
     for (int i = 0; i < static_cast<int>(resources.capacity_bytes().size()); ++i) {
       v1::NumaNode& numa = *node->add_numa_nodes();
       numa.set_index(i);
@@ -65,8 +67,8 @@ class NodeServiceImpl final : public v1::NodeService::CallbackService {
     AddDevices(resources, v1::DEVICE_KIND_CUDA, "cuda", node);
     for (const auto& [state, count] : services_.view->CountByState()) {
       if (state == v1::JOB_STATE_QUEUED) node->set_queued_jobs(count);
-      if (state == v1::JOB_STATE_STARTING || state == v1::JOB_STATE_RUNNING || state == v1::JOB_STATE_STOPPING ||
-          state == v1::JOB_STATE_RECOVERING) {
+      if (state == v1::JOB_STATE_STARTING || state == v1::JOB_STATE_RUNNING ||
+          state == v1::JOB_STATE_STOPPING || state == v1::JOB_STATE_RECOVERING) {
         node->set_running_jobs(node->running_jobs() + count);
       }
     }

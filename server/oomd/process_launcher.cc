@@ -1,23 +1,22 @@
 #include "server/oomd/process_launcher.h"
 
 #include <signal.h>
+#include <spdlog/spdlog.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <chrono>
-#include <deque>
-#include <map>
-
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
-#include <spdlog/spdlog.h>
+#include <chrono>
+#include <deque>
+#include <map>
 
 #include "runtime/base/file.h"
 #include "runtime/ipc/frame.h"
@@ -34,12 +33,12 @@ constexpr std::chrono::milliseconds kConnectInterval(50);
 
 }  // namespace
 
-// One job host: its process, and the connection to it. Handlers hold a shared_ptr, so it lives until the
-// last of them has run.
+// One job host: its process, and the connection to it. Handlers hold a shared_ptr, so it lives
+// until the last of them has run.
 class HostLink : public std::enable_shared_from_this<HostLink> {
  public:
-  HostLink(ProcessLauncher::Impl& owner, boost::asio::io_context& context, std::string uid, std::string socket_path,
-           HostProcess process)
+  HostLink(ProcessLauncher::Impl& owner, boost::asio::io_context& context, std::string uid,
+           std::string socket_path, HostProcess process)
       : owner_(owner),
         uid_(std::move(uid)),
         socket_path_(std::move(socket_path)),
@@ -57,8 +56,10 @@ class HostLink : public std::enable_shared_from_this<HostLink> {
   }
   void Send(const internal::v1::DaemonFrame& frame);
   void Kill() {
-    // The pidfd first: while it names a live process, so does the number, and the host leads its group.
-    if (syscall(SYS_pidfd_send_signal, pidfd_.native_handle(), SIGKILL, nullptr, 0) == 0) kill(-pid_, SIGKILL);
+    // The pidfd first: while it names a live process, so does the number, and the host leads its
+    // group.
+    if (syscall(SYS_pidfd_send_signal, pidfd_.native_handle(), SIGKILL, nullptr, 0) == 0)
+      kill(-pid_, SIGKILL);
   }
   void Close() {
     closed_ = true;
@@ -104,9 +105,12 @@ struct ProcessLauncher::Impl {
   std::map<std::string, std::vector<UniqueFd>> pools;
   std::map<std::string, std::shared_ptr<HostLink>> links;
 
-  std::string Directory(const std::string& uid) const { return options.job_directory_root + "/" + uid; }
+  std::string Directory(const std::string& uid) const {
+    return options.job_directory_root + "/" + uid;
+  }
   void Track(const std::string& uid, HostProcess process) {
-    auto link = std::make_shared<HostLink>(*this, context, uid, Directory(uid) + "/host.sock", std::move(process));
+    auto link = std::make_shared<HostLink>(*this, context, uid, Directory(uid) + "/host.sock",
+                                           std::move(process));
     links[uid] = link;
     // Never back into the caller from within a call.
     boost::asio::post(context, [link] { link->Begin(); });
@@ -119,7 +123,8 @@ void HostLink::TryConnect() {
   // The socket's file of an earlier host, or one that another process made, is not this host.
   ucred credentials = {};
   socklen_t size = sizeof(credentials);
-  if (fd.ok() && (getsockopt(fd->get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0 || credentials.pid != pid_)) {
+  if (fd.ok() && (getsockopt(fd->get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0 ||
+                  credentials.pid != pid_)) {
     fd = Status(Code::kUnavailable, "another process listens");
   }
   if (!fd.ok()) {
@@ -142,7 +147,8 @@ void HostLink::Read() {
   socket_.async_read_some(boost::asio::buffer(read_buffer_),
                           [self = shared_from_this()](const error_code& error, size_t bytes) {
                             if (self->closed_ || !self->connected_) return;
-                            if (error || !self->Take({self->read_buffer_.data(), bytes})) return self->Disconnected();
+                            if (error || !self->Take({self->read_buffer_.data(), bytes}))
+                              return self->Disconnected();
                             self->Read();
                           });
 }
@@ -213,14 +219,16 @@ void HostLink::Send(const internal::v1::DaemonFrame& frame) {
 void HostLink::Write() {
   boost::asio::async_write(socket_, boost::asio::buffer(to_write_.front()),
                            [self = shared_from_this()](const error_code& error, size_t) {
-                             // After an error the reading side sees the end, too, and connects again.
+                             // After an error the reading side sees the end, too, and connects
+                             // again.
                              if (error || self->closed_ || self->to_write_.empty()) return;
                              self->to_write_.pop_front();
                              if (!self->to_write_.empty()) self->Write();
                            });
 }
 
-ProcessLauncher::ProcessLauncher(const Options& options, boost::asio::io_context& context, NumaTopology& topology)
+ProcessLauncher::ProcessLauncher(const Options& options, boost::asio::io_context& context,
+                                 NumaTopology& topology)
     : impl_(std::make_unique<Impl>(options, context, topology)) {}
 
 ProcessLauncher::~ProcessLauncher() {
@@ -242,10 +250,11 @@ Status ProcessLauncher::Start(const internal::v1::JobStart& start) {
     pools.clear();
     for (const internal::v1::Pool& pool : start.pools()) {
       const int node = std::clamp(pool.numa_node(), 0, impl_->topology.node_count() - 1);
-      Result<CreatedPool> created = CreatePool(impl_->topology, {.name = "oom-" + start.job_id() + "-" + pool.name(),
-                                                                 .numa_node = node,
-                                                                 .bytes = pool.bytes(),
-                                                                 .allow_hugetlb = impl_->options.allow_hugetlb});
+      Result<CreatedPool> created =
+          CreatePool(impl_->topology, {.name = "oom-" + start.job_id() + "-" + pool.name(),
+                                       .numa_node = node,
+                                       .bytes = pool.bytes(),
+                                       .allow_hugetlb = impl_->options.allow_hugetlb});
       if (!created.ok()) {
         pools.clear();
         return created.status();
@@ -269,7 +278,8 @@ Status ProcessLauncher::Start(const internal::v1::JobStart& start) {
 
 Launcher::Found ProcessLauncher::Adopt(const std::string& uid) {
   Result<HostProcess> process = FindHost(impl_->Directory(uid));
-  if (!process.ok()) return process.status().code() == Code::kNotFound ? Found::kNeverStarted : Found::kDead;
+  if (!process.ok())
+    return process.status().code() == Code::kNotFound ? Found::kNeverStarted : Found::kDead;
   impl_->Track(uid, std::move(process.value()));
   return Found::kAlive;
 }

@@ -1,15 +1,14 @@
-// ProcessLauncher is the Launcher with real processes: pools as memfds, `oom-jobhost` in its own session,
-// a pidfd for its end (also of a host that an earlier daemon started), and a socket of frames to it.
-// Belongs to the control thread, whose io_context runs everything.
+// ProcessLauncher is the Launcher with real processes: pools as memfds, `oom-jobhost` in its own
+// session, a pidfd for its end (also of a host that an earlier daemon started), and a socket of
+// frames to it. Belongs to the control thread, whose io_context runs everything.
 
 #pragma once
 
+#include <boost/asio/io_context.hpp>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <boost/asio/io_context.hpp>
 
 #include "runtime/memory/numa.h"
 #include "server/oomd/launcher.h"

@@ -1,11 +1,11 @@
 #include "server/oomd/request_check.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
 #include "server/oomd/job_record.h"
 
@@ -17,18 +17,22 @@ constexpr size_t kMaxRequestIdBytes = 128;
 constexpr size_t kMaxNameBytes = 256;
 
 Status Bad(const std::string& field, const std::string& message) {
-  return Status(Code::kInvalidArgument, field + ": " + message).WithReason("INVALID_INPUT").WithField(field);
+  return Status(Code::kInvalidArgument, field + ": " + message)
+      .WithReason("INVALID_INPUT")
+      .WithField(field);
 }
 
 Status CheckPath(const std::string& field, const std::string& path) {
   if (path.empty()) return Status::Ok();
-  if (path.size() > kMaxPathBytes) return Bad(field, "a path has at most " + std::to_string(kMaxPathBytes) + " bytes");
+  if (path.size() > kMaxPathBytes)
+    return Bad(field, "a path has at most " + std::to_string(kMaxPathBytes) + " bytes");
   if (path.find('\0') != std::string::npos) return Bad(field, "a path has no NUL byte");
   if (path.front() != '/') return Bad(field, "must be an absolute path, not \"" + path + "\"");
   return Status::Ok();
 }
 
-uint64_t FilterHash(const v1::ListJobsRequest& request, uint32_t caller, const std::string& store_id, int64_t after) {
+uint64_t FilterHash(const v1::ListJobsRequest& request, uint32_t caller,
+                    const std::string& store_id, int64_t after) {
   std::vector<int> states(request.states().begin(), request.states().end());
   std::sort(states.begin(), states.end());
   std::string text = store_id + "/" + std::to_string(caller) + "/" + std::to_string(after);
@@ -48,7 +52,8 @@ Status CheckCreate(const v1::CreateJobRequest& request) {
   if (request.request_id().size() > kMaxRequestIdBytes) {
     return Bad("request_id", "has at most " + std::to_string(kMaxRequestIdBytes) + " bytes");
   }
-  if (spec.name().size() > kMaxNameBytes) return Bad("name", "has at most " + std::to_string(kMaxNameBytes) + " bytes");
+  if (spec.name().size() > kMaxNameBytes)
+    return Bad("name", "has at most " + std::to_string(kMaxNameBytes) + " bytes");
   for (unsigned char c : spec.name()) {
     if (c < 0x20 || c == 0x7f) return Bad("name", "has no control characters");
   }
@@ -68,7 +73,8 @@ Status CheckCreate(const v1::CreateJobRequest& request) {
   if (spec.output().empty()) return Bad("output", "is missing");
   OOM_RETURN_IF_ERROR(CheckPath("output", spec.output()));
   if (spec.plan() != "auto") OOM_RETURN_IF_ERROR(CheckPath("plan", spec.plan()));
-  if (spec.resume() != "auto" && spec.resume() != "never") OOM_RETURN_IF_ERROR(CheckPath("resume", spec.resume()));
+  if (spec.resume() != "auto" && spec.resume() != "never")
+    OOM_RETURN_IF_ERROR(CheckPath("resume", spec.resume()));
   return Status::Ok();
 }
 
@@ -90,12 +96,14 @@ uint64_t PayloadHash(const v1::CreateJobRequest& request) {
   return HashBytes(bytes);
 }
 
-Result<Page> ParsePage(const v1::ListJobsRequest& request, uint32_t caller, const std::string& store_id) {
+Result<Page> ParsePage(const v1::ListJobsRequest& request, uint32_t caller,
+                       const std::string& store_id) {
   Page page;
   if (request.page_size() < 0) return Bad("page_size", "is not negative");
   if (request.page_size() > 0) page.size = std::min(request.page_size(), kMaxPageSize);
   for (int state : request.states()) {
-    if (!v1::JobState_IsValid(state)) return Bad("states", "has an unknown state " + std::to_string(state));
+    if (!v1::JobState_IsValid(state))
+      return Bad("states", "has an unknown state " + std::to_string(state));
   }
   if (request.page_token().empty()) return page;
   long long after = 0;
@@ -103,15 +111,16 @@ Result<Page> ParsePage(const v1::ListJobsRequest& request, uint32_t caller, cons
   int end = 0;
   const std::string& token = request.page_token();
   if (token.size() > 64 || std::sscanf(token.c_str(), "%lld-%llx%n", &after, &hash, &end) != 2 ||
-      end != static_cast<int>(token.size()) || hash != FilterHash(request, caller, store_id, after)) {
+      end != static_cast<int>(token.size()) ||
+      hash != FilterHash(request, caller, store_id, after)) {
     return Bad("page_token", "is not one that this service gave out for this filter");
   }
   page.after = after;
   return page;
 }
 
-std::string MakePageToken(const v1::ListJobsRequest& request, uint32_t caller, const std::string& store_id,
-                          int64_t after) {
+std::string MakePageToken(const v1::ListJobsRequest& request, uint32_t caller,
+                          const std::string& store_id, int64_t after) {
   char text[64];
   std::snprintf(text, sizeof(text), "%lld-%llx", static_cast<long long>(after),
                 static_cast<unsigned long long>(FilterHash(request, caller, store_id, after)));

@@ -1,5 +1,6 @@
-// What of a request is refused before anything is done with it: sizes, names, page tokens. The rules of a job
-// itself are the planner's. Pure functions; all fail with kInvalidArgument and the field's name.
+// What of a request is refused before anything is done with it: sizes, names, page tokens. The
+// rules of a job itself are the planner's. Pure functions; all fail with kInvalidArgument and the
+// field's name.
 
 #pragma once
 
@@ -27,8 +28,9 @@ struct Page {
   int size = kDefaultPageSize;
 };
 // A token is bound to the caller, to the filter and to the store.
-Result<Page> ParsePage(const v1::ListJobsRequest& request, uint32_t caller, const std::string& store_id);
-std::string MakePageToken(const v1::ListJobsRequest& request, uint32_t caller, const std::string& store_id,
-                          int64_t after);
+Result<Page> ParsePage(const v1::ListJobsRequest& request, uint32_t caller,
+                       const std::string& store_id);
+std::string MakePageToken(const v1::ListJobsRequest& request, uint32_t caller,
+                          const std::string& store_id, int64_t after);
 
 }  // namespace oom

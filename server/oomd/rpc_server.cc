@@ -1,7 +1,14 @@
 #include "server/oomd/rpc_server.h"
 
 #include <fcntl.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include <grpcpp/server_posix.h>
 #include <poll.h>
+#include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -10,29 +17,22 @@
 #include <chrono>
 #include <thread>
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/resource_quota.h>
-#include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
-#include <grpcpp/server_posix.h>
-#include <spdlog/spdlog.h>
-
 #include "runtime/base/units.h"
 #include "server/oomd/services.h"
 
 namespace oom {
 namespace {
 
-// Connections get descriptors from a range of their own, taken in turn: gRPC names a peer by it, and a call
-// that is late must not be taken for one of the next client with the same number.
+// Connections get descriptors from a range of their own, taken in turn: gRPC names a peer by it,
+// and a call that is late must not be taken for one of the next client with the same number.
 constexpr int kFirstPeerFd = 1000;
 constexpr int kLastPeerFd = 60000;
 
 }  // namespace
 
 struct RpcServer::Impl {
-  Impl(ServiceContext& services_in, ListeningSocket socket_in) : services(services_in), socket(std::move(socket_in)) {}
+  Impl(ServiceContext& services_in, ListeningSocket socket_in)
+      : services(services_in), socket(std::move(socket_in)) {}
 
   void Accept();
   void Take(UniqueFd connection);
@@ -54,7 +54,8 @@ RpcServer::RpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 RpcServer::~RpcServer() { Shutdown(); }
 
-Result<std::unique_ptr<RpcServer>> RpcServer::Start(ServiceContext& services, ListeningSocket socket) {
+Result<std::unique_ptr<RpcServer>> RpcServer::Start(ServiceContext& services,
+                                                    ListeningSocket socket) {
   auto impl = std::make_unique<Impl>(services, std::move(socket));
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {

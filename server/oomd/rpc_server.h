@@ -1,5 +1,5 @@
-// RpcServer is the gRPC server on the daemon's Unix socket: the two services, health, reflection, the limits
-// of a call, and an accept loop of its own, because only there the peer's uid is known.
+// RpcServer is the gRPC server on the daemon's Unix socket: the two services, health, reflection,
+// the limits of a call, and an accept loop of its own, because only there the peer's uid is known.
 // Thread-safe but for Start.
 
 #pragma once

@@ -1,18 +1,18 @@
-// What the gRPC services share: the control loop, what readers may see, who calls, and how a call ends.
-// Thread-safe; outlives the server.
+// What the gRPC services share: the control loop, what readers may see, who calls, and how a call
+// ends. Thread-safe; outlives the server.
 
 #pragma once
 
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
 #include <atomic>
+#include <boost/asio/thread_pool.hpp>
 #include <chrono>
 #include <functional>
 #include <map>
 #include <set>
 #include <string>
-
-#include <boost/asio/thread_pool.hpp>
-#include <grpcpp/server_context.h>
-#include <grpcpp/support/server_callback.h>
 
 #include "planner/plan_job.h"
 #include "runtime/memory/numa.h"

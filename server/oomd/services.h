@@ -1,10 +1,11 @@
-// The gRPC services. Callback API: no handler blocks; what changes jobs is posted to the control loop.
+// The gRPC services. Callback API: no handler blocks; what changes jobs is posted to the control
+// loop.
 
 #pragma once
 
-#include <memory>
-
 #include <grpcpp/impl/service_type.h>
+
+#include <memory>
 
 namespace oom {
 

@@ -49,7 +49,9 @@ CREATE INDEX requests_by_time ON requests (unix_seconds);
 // A prepared statement that lives for one use of it.
 class Statement {
  public:
-  Statement(sqlite3* database, const char* sql) { rc_ = sqlite3_prepare_v2(database, sql, -1, &raw_, nullptr); }
+  Statement(sqlite3* database, const char* sql) {
+    rc_ = sqlite3_prepare_v2(database, sql, -1, &raw_, nullptr);
+  }
   ~Statement() { sqlite3_finalize(raw_); }
   Statement(const Statement&) = delete;
   Statement& operator=(const Statement&) = delete;
@@ -57,10 +59,12 @@ class Statement {
   Statement& Int(int64_t value) { return Check(sqlite3_bind_int64(raw_, ++next_, value)); }
   Statement& Real(double value) { return Check(sqlite3_bind_double(raw_, ++next_, value)); }
   Statement& Text(const std::string& value) {
-    return Check(sqlite3_bind_text(raw_, ++next_, value.data(), static_cast<int>(value.size()), SQLITE_TRANSIENT));
+    return Check(sqlite3_bind_text(raw_, ++next_, value.data(), static_cast<int>(value.size()),
+                                   SQLITE_TRANSIENT));
   }
   Statement& Blob(const std::string& value) {
-    return Check(sqlite3_bind_blob(raw_, ++next_, value.data(), static_cast<int>(value.size()), SQLITE_TRANSIENT));
+    return Check(sqlite3_bind_blob(raw_, ++next_, value.data(), static_cast<int>(value.size()),
+                                   SQLITE_TRANSIENT));
   }
   // true: a row; false: done or failed (see ok()).
   bool Step() {
@@ -74,7 +78,8 @@ class Statement {
   double RealAt(int column) { return sqlite3_column_double(raw_, column); }
   std::string BytesAt(int column) {
     const void* data = sqlite3_column_blob(raw_, column);
-    return std::string(static_cast<const char*>(data), data == nullptr ? 0 : sqlite3_column_bytes(raw_, column));
+    return std::string(static_cast<const char*>(data),
+                       data == nullptr ? 0 : sqlite3_column_bytes(raw_, column));
   }
 
  private:
@@ -88,12 +93,14 @@ class Statement {
 };
 
 Status SqliteStatus(sqlite3* database, const std::string& what) {
-  return Status(Code::kInternal, what + ": " + (database != nullptr ? sqlite3_errmsg(database) : "out of memory"))
+  return Status(Code::kInternal,
+                what + ": " + (database != nullptr ? sqlite3_errmsg(database) : "out of memory"))
       .WithReason("STORE_FAILED");
 }
 
 Status Execute(sqlite3* database, const std::string& sql) {
-  if (sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr) == SQLITE_OK) return Status::Ok();
+  if (sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr) == SQLITE_OK)
+    return Status::Ok();
   return SqliteStatus(database, "store: " + sql.substr(0, 60));
 }
 
@@ -139,19 +146,20 @@ Status CheckLocalFileSystem(const std::string& directory, int64_t magic) {
     magic = static_cast<int64_t>(static_cast<uint32_t>(info.f_type));
   }
   // NFS, SMB 1, CIFS, SMB 2, AFS, Coda, NCP, 9p, Ceph, Lustre.
-  static const std::set<int64_t> remote = {0x6969,     0x517B,     0xFF534D42, 0xFE534D42, 0x5346414F,
-                                           0x73757245, 0x564C,     0x01021997, 0x00C36400, 0x0BD00BD0};
+  static const std::set<int64_t> remote = {0x6969,     0x517B, 0xFF534D42, 0xFE534D42, 0x5346414F,
+                                           0x73757245, 0x564C, 0x01021997, 0x00C36400, 0x0BD00BD0};
   if (!remote.contains(magic)) return Status::Ok();
-  return Status(Code::kFailedPrecondition,
-                "the state directory " + directory +
-                    " is on a network file system, on which acknowledged jobs could be lost; give a local "
-                    "one with --state-dir")
+  return Status(Code::kFailedPrecondition, "the state directory " + directory +
+                                               " is on a network file system, on which "
+                                               "acknowledged jobs could be lost; give a local "
+                                               "one with --state-dir")
       .WithField("state_dir");
 }
 
 Result<std::unique_ptr<SqliteStore>> SqliteStore::Open(const Options& options) {
   const size_t slash = options.path.rfind('/');
-  OOM_RETURN_IF_ERROR(CheckLocalFileSystem(slash == std::string::npos ? "." : options.path.substr(0, slash + 1)));
+  OOM_RETURN_IF_ERROR(
+      CheckLocalFileSystem(slash == std::string::npos ? "." : options.path.substr(0, slash + 1)));
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
@@ -159,28 +167,28 @@ Result<std::unique_ptr<SqliteStore>> SqliteStore::Open(const Options& options) {
     return SqliteStatus(impl->writer, "opening " + options.path);
   }
   sqlite3_busy_timeout(impl->writer, 5000);
-  const Status opened = [&] {
-    OOM_RETURN_IF_ERROR(Execute(impl->writer, "PRAGMA journal_mode=WAL"));
-    OOM_RETURN_IF_ERROR(Execute(impl->writer, "PRAGMA synchronous=FULL"));
-    OOM_RETURN_IF_ERROR(Execute(impl->writer, "PRAGMA foreign_keys=ON"));
-    OOM_RETURN_IF_ERROR(Execute(impl->writer, "PRAGMA trusted_schema=OFF"));
-    return Execute(impl->writer, "PRAGMA wal_autocheckpoint=0");
-  }();
-  const std::string advice = "; move " + options.path +
-                             "* aside to start with an empty queue, or restore a copy (docs/OPERATIONS.md)";
-  if (!opened.ok()) return Status(Code::kDataLoss, opened.message() + advice).WithReason("STORE_CORRUPT");
+  const Status opened = Execute(impl->writer,
+                                "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
+                                "PRAGMA foreign_keys=ON; PRAGMA trusted_schema=OFF;"
+                                "PRAGMA wal_autocheckpoint=0");
+  const std::string advice =
+      "; move " + options.path +
+      "* aside to start with an empty queue, or restore a copy (docs/OPERATIONS.md)";
+  if (!opened.ok())
+    return Status(Code::kDataLoss, opened.message() + advice).WithReason("STORE_CORRUPT");
   {
     Statement check(impl->writer, "PRAGMA quick_check(1)");
     const std::string answer = check.Step() ? check.BytesAt(0) : sqlite3_errmsg(impl->writer);
     if (answer != "ok") {
-      return Status(Code::kDataLoss, "the job database fails its check: " + answer + advice).WithReason("STORE_CORRUPT");
+      return Status(Code::kDataLoss, "the job database fails its check: " + answer + advice)
+          .WithReason("STORE_CORRUPT");
     }
   }
   OOM_RETURN_IF_ERROR(impl->Migrate());
   {
     const MutexLock lock(impl->reader_mutex);
-    if (sqlite3_open_v2(options.path.c_str(), &impl->reader, SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX, nullptr) !=
-        SQLITE_OK) {
+    if (sqlite3_open_v2(options.path.c_str(), &impl->reader,
+                        SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX, nullptr) != SQLITE_OK) {
       return SqliteStatus(impl->reader, "opening " + options.path + " to read");
     }
     sqlite3_busy_timeout(impl->reader, 5000);
@@ -191,9 +199,10 @@ Result<std::unique_ptr<SqliteStore>> SqliteStore::Open(const Options& options) {
 Status SqliteStore::Impl::Migrate() {
   OOM_ASSIGN_OR_RETURN(const int64_t version, QueryInt(writer, "PRAGMA user_version"));
   if (version > kSchemaVersion) {
-    return Status(Code::kFailedPrecondition, options.path + " has schema " + std::to_string(version) +
-                                                 ", this oomd knows up to " + std::to_string(kSchemaVersion) +
-                                                 ": a newer oomd wrote it; start that one");
+    return Status(Code::kFailedPrecondition,
+                  options.path + " has schema " + std::to_string(version) +
+                      ", this oomd knows up to " + std::to_string(kSchemaVersion) +
+                      ": a newer oomd wrote it; start that one");
   }
   if (version == kSchemaVersion) return Status::Ok();
   if (version > 0) {
@@ -208,7 +217,8 @@ Status SqliteStore::Impl::Migrate() {
   char id[20];
   std::snprintf(id, sizeof(id), "%016llx", static_cast<unsigned long long>(random));
   OOM_RETURN_IF_ERROR(Execute(writer, kSchema));
-  OOM_RETURN_IF_ERROR(Execute(writer, std::string("INSERT INTO meta VALUES ('store_id', '") + id + "')"));
+  OOM_RETURN_IF_ERROR(
+      Execute(writer, std::string("INSERT INTO meta VALUES ('store_id', '") + id + "')"));
   OOM_RETURN_IF_ERROR(Execute(writer, "PRAGMA user_version=" + std::to_string(kSchemaVersion)));
   return Execute(writer, "COMMIT");
 }
@@ -218,10 +228,12 @@ Result<StoreContent> SqliteStore::Load() {
   Statement id(impl_->writer, "SELECT value FROM meta WHERE key='store_id'");
   if (!id.Step()) return SqliteStatus(impl_->writer, "reading the store's id");
   content.store_id = id.BytesAt(0);
-  OOM_ASSIGN_OR_RETURN(content.last_sequence, QueryInt(impl_->writer, "SELECT max(sequence) FROM events"));
-  Statement jobs(impl_->writer,
-                 "SELECT submit_order, last_transition, last_failure_durable_step, stop_state, "
-                 "stop_with_checkpoint, stop_grace_seconds, job, pools FROM jobs ORDER BY submit_order");
+  OOM_ASSIGN_OR_RETURN(content.last_sequence,
+                       QueryInt(impl_->writer, "SELECT max(sequence) FROM events"));
+  Statement jobs(
+      impl_->writer,
+      "SELECT submit_order, last_transition, last_failure_durable_step, stop_state, "
+      "stop_with_checkpoint, stop_grace_seconds, job, pools FROM jobs ORDER BY submit_order");
   while (jobs.Step()) {
     JobRecord record;
     internal::v1::JobStart pools;
@@ -245,21 +257,35 @@ Result<StoreContent> SqliteStore::Load() {
 Status SqliteStore::Impl::Write(const StoreBatch& batch) {
   OOM_RETURN_IF_ERROR(Execute(writer, "BEGIN IMMEDIATE"));
   for (const JobRecord& record : batch.jobs) {
-    Statement row(writer,
-                  "INSERT INTO jobs VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT(uid) DO UPDATE SET "
-                  "state=excluded.state, sequence=excluded.sequence, last_transition=excluded.last_transition, "
-                  "last_failure_durable_step=excluded.last_failure_durable_step, stop_state=excluded.stop_state, "
-                  "stop_with_checkpoint=excluded.stop_with_checkpoint, "
-                  "stop_grace_seconds=excluded.stop_grace_seconds, job=excluded.job, pools=excluded.pools");
-    row.Text(record.job.uid()).Text(record.job.name()).Int(record.submit_order).Int(record.job.state());
-    row.Int(record.job.sequence()).Int(record.last_transition).Int(record.last_failure_durable_step);
-    row.Int(record.stop_state).Int(record.stop_with_checkpoint ? 1 : 0).Real(record.stop_grace_seconds);
+    Statement row(
+        writer,
+        "INSERT INTO jobs VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT(uid) DO UPDATE SET "
+        "state=excluded.state, sequence=excluded.sequence, "
+        "last_transition=excluded.last_transition, "
+        "last_failure_durable_step=excluded.last_failure_durable_step, "
+        "stop_state=excluded.stop_state, "
+        "stop_with_checkpoint=excluded.stop_with_checkpoint, "
+        "stop_grace_seconds=excluded.stop_grace_seconds, job=excluded.job, pools=excluded.pools");
+    row.Text(record.job.uid())
+        .Text(record.job.name())
+        .Int(record.submit_order)
+        .Int(record.job.state());
+    row.Int(record.job.sequence())
+        .Int(record.last_transition)
+        .Int(record.last_failure_durable_step);
+    row.Int(record.stop_state)
+        .Int(record.stop_with_checkpoint ? 1 : 0)
+        .Real(record.stop_grace_seconds);
     row.Blob(record.job.SerializeAsString()).Blob(PackPools(record.pools)).Step();
     if (!row.ok()) return SqliteStatus(writer, "writing job " + record.job.name());
   }
   for (const StoredEvent& event : batch.events) {
     Statement row(writer, "INSERT INTO events VALUES (?,?,?,?)");
-    row.Int(event.sequence).Real(event.unix_seconds).Text(event.job_name).Blob(event.job.SerializeAsString()).Step();
+    row.Int(event.sequence)
+        .Real(event.unix_seconds)
+        .Text(event.job_name)
+        .Blob(event.job.SerializeAsString())
+        .Step();
     if (!row.ok()) return SqliteStatus(writer, "writing an event");
   }
   for (const StoredRequest& request : batch.requests) {
@@ -273,27 +299,32 @@ Status SqliteStore::Impl::Write(const StoreBatch& batch) {
 
 Status SqliteStore::Commit(const StoreBatch& batch) {
   if (impl_->failed) {
-    return Status(Code::kUnavailable, "the job store failed earlier; restart oomd after the disk is repaired")
+    return Status(Code::kUnavailable,
+                  "the job store failed earlier; restart oomd after the disk is repaired")
         .WithReason("STORE_FAILED");
   }
   const Status written = impl_->Write(batch);
   if (written.ok()) {
-    // The log is moved into the database from here only, so that the two never happen at the same time.
+    // The log is moved into the database from here only, so that the two never happen at the same
+    // time.
     if (++impl_->commits_since_checkpoint >= 1000) {
       impl_->commits_since_checkpoint = 0;
       sqlite3_exec(impl_->writer, "PRAGMA wal_checkpoint(PASSIVE)", nullptr, nullptr, nullptr);
     }
     return written;
   }
-  // Never retried: a failed fsync may have dropped the pages. The next start reads what is really there.
+  // Never retried: a failed fsync may have dropped the pages. The next start reads what is really
+  // there.
   impl_->failed = true;
   sqlite3_exec(impl_->writer, "ROLLBACK", nullptr, nullptr, nullptr);
   return Status(Code::kUnavailable, written.message()).WithReason("STORE_FAILED");
 }
 
-Result<std::optional<StoredRequest>> SqliteStore::FindRequest(uint32_t owner, const std::string& request_id) {
-  Statement row(impl_->writer,
-                "SELECT payload_hash, unix_seconds, answer FROM requests WHERE owner=? AND request_id=?");
+Result<std::optional<StoredRequest>> SqliteStore::FindRequest(uint32_t owner,
+                                                              const std::string& request_id) {
+  Statement row(
+      impl_->writer,
+      "SELECT payload_hash, unix_seconds, answer FROM requests WHERE owner=? AND request_id=?");
   row.Int(owner).Text(request_id);
   if (!row.Step()) {
     if (!row.ok()) return SqliteStatus(impl_->writer, "looking up a request id");
@@ -302,7 +333,8 @@ Result<std::optional<StoredRequest>> SqliteStore::FindRequest(uint32_t owner, co
   StoredRequest request{.owner = owner, .request_id = request_id};
   request.payload_hash = static_cast<uint64_t>(row.IntAt(0));
   request.unix_seconds = row.RealAt(1);
-  if (!request.answer.ParseFromString(row.BytesAt(2))) return Status(Code::kDataLoss, "a request row does not parse");
+  if (!request.answer.ParseFromString(row.BytesAt(2)))
+    return Status(Code::kDataLoss, "a request row does not parse");
   return std::optional<StoredRequest>(std::move(request));
 }
 
@@ -313,18 +345,22 @@ Result<std::vector<StoredEvent>> SqliteStore::ReadEvents(int64_t after, int limi
   begin.Step();
   std::vector<StoredEvent> events;
   const Status status = [&]() -> Status {
-    OOM_ASSIGN_OR_RETURN(const int64_t oldest, QueryInt(impl_->reader, "SELECT min(sequence) FROM events"));
+    OOM_ASSIGN_OR_RETURN(const int64_t oldest,
+                         QueryInt(impl_->reader, "SELECT min(sequence) FROM events"));
     if (oldest > after + 1) {
       return Status(Code::kOutOfRange, "events up to " + std::to_string(oldest - 1) +
                                            " are no longer kept; watch again without a token")
           .WithReason("RESUME_TOKEN_COMPACTED");
     }
     Statement rows(impl_->reader,
-                   "SELECT sequence, unix_seconds, job_name, job FROM events WHERE sequence>? ORDER BY sequence LIMIT ?");
+                   "SELECT sequence, unix_seconds, job_name, job FROM events WHERE sequence>? "
+                   "ORDER BY sequence LIMIT ?");
     rows.Int(after).Int(limit);
     while (rows.Step()) {
-      StoredEvent event{.sequence = rows.IntAt(0), .unix_seconds = rows.RealAt(1), .job_name = rows.BytesAt(2)};
-      if (!event.job.ParseFromString(rows.BytesAt(3))) return Status(Code::kDataLoss, "an event row does not parse");
+      StoredEvent event{
+          .sequence = rows.IntAt(0), .unix_seconds = rows.RealAt(1), .job_name = rows.BytesAt(2)};
+      if (!event.job.ParseFromString(rows.BytesAt(3)))
+        return Status(Code::kDataLoss, "an event row does not parse");
       events.push_back(std::move(event));
     }
     return rows.ok() ? Status::Ok() : SqliteStatus(impl_->reader, "reading events");
@@ -336,16 +372,18 @@ Result<std::vector<StoredEvent>> SqliteStore::ReadEvents(int64_t after, int limi
 }
 
 Status SqliteStore::Compact(double now) {
-  if (impl_->failed) return Status(Code::kUnavailable, "the job store failed earlier").WithReason("STORE_FAILED");
+  if (impl_->failed)
+    return Status(Code::kUnavailable, "the job store failed earlier").WithReason("STORE_FAILED");
   const Options& options = impl_->options;
   OOM_RETURN_IF_ERROR(Execute(impl_->writer, "BEGIN IMMEDIATE"));
   const Status status = [&]() -> Status {
-    // The newest event stays: it is how far the numbering has come. A prefix goes, never one in between,
-    // also when the wall clock was moved.
-    Statement events(impl_->writer,
-                     "DELETE FROM events WHERE sequence < max((SELECT max(sequence) FROM events) - ? + 1, "
-                     "coalesce((SELECT min(sequence) FROM events WHERE unix_seconds >= ?), "
-                     "(SELECT max(sequence) FROM events)))");
+    // The newest event stays: it is how far the numbering has come. A prefix goes, never one in
+    // between, also when the wall clock was moved.
+    Statement events(
+        impl_->writer,
+        "DELETE FROM events WHERE sequence < max((SELECT max(sequence) FROM events) - ? + 1, "
+        "coalesce((SELECT min(sequence) FROM events WHERE unix_seconds >= ?), "
+        "(SELECT max(sequence) FROM events)))");
     events.Int(options.event_retention_count).Real(now - options.event_retention_seconds).Step();
     if (!events.ok()) return SqliteStatus(impl_->writer, "compacting events");
     Statement requests(impl_->writer, "DELETE FROM requests WHERE unix_seconds < ?");

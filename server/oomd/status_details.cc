@@ -66,7 +66,8 @@ grpc::Status ToGrpc(const Status& status) {
     again.mutable_retry_delay()->set_seconds(info.reason() == "QUEUE_FULL" ? 30 : 1);
     details.add_details()->PackFrom(again);
   }
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), status.message(), details.SerializeAsString());
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), status.message(),
+                      details.SerializeAsString());
 }
 
 }  // namespace oom

@@ -1,6 +1,6 @@
-// From the core's Status to gRPC's, with the google.rpc details that the API promises: always one ErrorInfo
-// (domain "oomd"), and what fits the code: BadRequest, PreconditionFailure, QuotaFailure, RetryInfo,
-// ResourceInfo. Pure functions.
+// From the core's Status to gRPC's, with the google.rpc details that the API promises: always one
+// ErrorInfo (domain "oomd"), and what fits the code: BadRequest, PreconditionFailure, QuotaFailure,
+// RetryInfo, ResourceInfo. Pure functions.
 
 #pragma once
 

@@ -1,5 +1,6 @@
-// Store keeps jobs, the events about them and request ids. Every commit is one transaction that is on the
-// disk when Commit returns. The SQLite implementation is in sqlite_store.h; tests have one in memory.
+// Store keeps jobs, the events about them and request ids. Every commit is one transaction that is
+// on the disk when Commit returns. The SQLite implementation is in sqlite_store.h; tests have one
+// in memory.
 
 #pragma once
 
@@ -49,9 +50,10 @@ class Store {
   // All or nothing, durable on return. After a failure the store refuses every later commit with
   // kUnavailable: what reached the disk is unknown until the database is opened again.
   virtual Status Commit(const StoreBatch& batch) = 0;
-  virtual Result<std::optional<StoredRequest>> FindRequest(uint32_t owner, const std::string& request_id) = 0;
-  // At most `limit` events with sequence > `after`, in order. Thread-safe, unlike the others. Fails with
-  // kOutOfRange if some of them have been compacted away.
+  virtual Result<std::optional<StoredRequest>> FindRequest(uint32_t owner,
+                                                           const std::string& request_id) = 0;
+  // At most `limit` events with sequence > `after`, in order. Thread-safe, unlike the others. Fails
+  // with kOutOfRange if some of them have been compacted away.
   virtual Result<std::vector<StoredEvent>> ReadEvents(int64_t after, int limit) = 0;
   // Forgets events and requests past their time, and moves the log into the database.
   virtual Status Compact(double now_unix_seconds) = 0;

@@ -28,11 +28,13 @@ bool FillAddress(const std::string& path, sockaddr_un* address) {
 
 Status CheckFolder(const std::string& folder) {
   struct stat info = {};
-  if (stat(folder.c_str(), &info) != 0) return ErrnoStatus(errno, "the socket's folder " + folder).Annotate("socket");
+  if (stat(folder.c_str(), &info) != 0)
+    return ErrnoStatus(errno, "the socket's folder " + folder).Annotate("socket");
   if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0 && (info.st_mode & S_ISVTX) == 0) {
-    return Status(Code::kPermissionDenied, "others may write to " + folder +
-                                               " and could replace the daemon's socket; chmod go-w it or choose "
-                                               "another --socket")
+    return Status(Code::kPermissionDenied,
+                  "others may write to " + folder +
+                      " and could replace the daemon's socket; chmod go-w it or choose "
+                      "another --socket")
         .WithReason("SOCKET_FOLDER_WRITABLE")
         .WithField(folder);
   }
@@ -48,13 +50,15 @@ Status CheckStaleSocket(const std::string& path, uid_t uid) {
     return ErrnoStatus(errno, path);
   }
   if (info.st_uid != uid) {
-    return Status(Code::kPermissionDenied, path + " belongs to uid " + std::to_string(info.st_uid) + ", oomd runs as uid " +
-                                               std::to_string(uid) + "; choose another --socket")
+    return Status(Code::kPermissionDenied, path + " belongs to uid " + std::to_string(info.st_uid) +
+                                               ", oomd runs as uid " + std::to_string(uid) +
+                                               "; choose another --socket")
         .WithReason("SOCKET_NOT_OURS")
         .WithField(path);
   }
   if (!S_ISSOCK(info.st_mode)) {
-    return Status(Code::kAlreadyExists, path + " is there and is not a socket; remove it or choose another --socket")
+    return Status(Code::kAlreadyExists,
+                  path + " is there and is not a socket; remove it or choose another --socket")
         .WithReason("NOT_A_SOCKET")
         .WithField(path);
   }
@@ -82,7 +86,9 @@ Result<ListeningSocket> ListeningSocket::Listen(const std::string& path) {
   UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.valid()) return ErrnoStatus(errno, lock_path);
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    return Status(Code::kAlreadyExists, "another daemon holds " + lock_path).WithReason("ALREADY_RUNNING").WithField(path);
+    return Status(Code::kAlreadyExists, "another daemon holds " + lock_path)
+        .WithReason("ALREADY_RUNNING")
+        .WithField(path);
   }
   OOM_RETURN_IF_ERROR(CheckStaleSocket(path, geteuid()));
   unlink(path.c_str());
@@ -125,7 +131,8 @@ Result<UniqueFd> ConnectUnix(const std::string& path) {
 Result<uid_t> PeerUid(int fd) {
   ucred credentials = {};
   socklen_t size = sizeof(credentials);
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return ErrnoStatus(errno, "SO_PEERCRED");
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0)
+    return ErrnoStatus(errno, "SO_PEERCRED");
   return credentials.uid;
 }
 

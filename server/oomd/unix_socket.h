@@ -11,13 +11,14 @@
 
 namespace oom {
 
-// The socket and the lock that keeps a second daemon from it. The destructor removes the socket's file.
+// The socket and the lock that keeps a second daemon from it. The destructor removes the socket's
+// file.
 class ListeningSocket {
  public:
-  // Listens on `path`, mode 0600. What is there already is removed only if it is a socket of this user on
-  // which nobody listens. Fails, and touches nothing, with kInvalidArgument (a path that is too long),
-  // kPermissionDenied (somebody else's socket, or a folder in which others could replace it),
-  // kAlreadyExists (a live daemon, or a file that is no socket).
+  // Listens on `path`, mode 0600. What is there already is removed only if it is a socket of this
+  // user on which nobody listens. Fails, and touches nothing, with kInvalidArgument (a path that is
+  // too long), kPermissionDenied (somebody else's socket, or a folder in which others could replace
+  // it), kAlreadyExists (a live daemon, or a file that is no socket).
   static Result<ListeningSocket> Listen(const std::string& path);
 
   ListeningSocket(ListeningSocket&&) = default;
@@ -35,10 +36,12 @@ class ListeningSocket {
   UniqueFd fd_;
 };
 
-// Whether `path` may be replaced: OK if nothing is there, or a stale socket of `uid`. The codes of Listen.
+// Whether `path` may be replaced: OK if nothing is there, or a stale socket of `uid`. The codes of
+// Listen.
 Status CheckStaleSocket(const std::string& path, uid_t uid);
 
-// Connects to a Unix socket; paths beyond the 107 bytes of an address go through the folder's descriptor.
+// Connects to a Unix socket; paths beyond the 107 bytes of an address go through the folder's
+// descriptor.
 Result<UniqueFd> ConnectUnix(const std::string& path);
 
 // SO_PEERCRED: the uid that the peer had when it connected.

@@ -50,9 +50,9 @@ class SmallFileSystem {
   bool mounted_ = false;
 };
 
-// Goal: kill -9 at any stage of a checkpoint leaves the older ones whole, the new one whole or not there, and
-// the next checkpoint collects what was left.
-// Method: two checkpoints, then a child that kills itself on stage 0, 1, 2, ... of the third, until one survives.
+// Goal: kill -9 at any stage of a checkpoint leaves the older ones whole, the new one whole or not
+// there, and the next checkpoint collects what was left. Method: two checkpoints, then a child that
+// kills itself on stage 0, 1, 2, ... of the third, until one survives.
 TEST(CheckpointCrashTest, KillAtAnyStageLeavesOnlyWholeCheckpoints) {
   const ModelDescription model = TinyModel();
   const auto units = BuildUnits(model, 1);
@@ -65,14 +65,14 @@ TEST(CheckpointCrashTest, KillAtAnyStageLeavesOnlyWholeCheckpoints) {
     }
     const int wait_status = InChild([&] {
       int stage_count = 0;
-      const auto report = testing::WriteCheckpoint(
-          {.output_directory = directory.path(),
-           .manifest = testing::ManifestOf(model, 3),
-           .units = units,
-           .keep = 2,
-           .on_stage = [&](std::string_view) {
-             if (stage_count++ == die_at_stage) ::raise(SIGKILL);
-           }});
+      const auto report = testing::WriteCheckpoint({.output_directory = directory.path(),
+                                                    .manifest = testing::ManifestOf(model, 3),
+                                                    .units = units,
+                                                    .keep = 2,
+                                                    .on_stage = [&](std::string_view) {
+                                                      if (stage_count++ == die_at_stage)
+                                                        ::raise(SIGKILL);
+                                                    }});
       return report.ok() ? 0 : 1;
     });
     survived = WIFEXITED(wait_status);
@@ -92,7 +92,8 @@ TEST(CheckpointCrashTest, KillAtAnyStageLeavesOnlyWholeCheckpoints) {
     }
     ASSERT_TRUE(testing::WriteCheckpoint(directory.path(), model, 4, 2).ok());
     for (const std::string& name : testing::Names(directory.path() + "/checkpoints")) {
-      EXPECT_EQ(name.find(".tmp."), std::string::npos) << name << " after death at " << die_at_stage;
+      EXPECT_EQ(name.find(".tmp."), std::string::npos)
+          << name << " after death at " << die_at_stage;
     }
   }
 }
@@ -113,7 +114,9 @@ TEST(CheckpointCrashTest, KillBetweenAnyTwoWritesLeavesTheOlderOne) {
       for (const ParameterUnit& unit : units) {
         if (write_count++ == die_after_writes) ::raise(SIGKILL);
         const auto values = testing::ValuesOf(unit, 2, 0, unit.elements);
-        if (!(*writer)->WriteBlocks(unit.index, 0, values.masters, values.moment1, values.moment2).ok()) {
+        if (!(*writer)
+                 ->WriteBlocks(unit.index, 0, values.masters, values.moment1, values.moment2)
+                 .ok()) {
           return 1;
         }
       }
@@ -142,8 +145,8 @@ TEST(CheckpointCrashTest, ALivingWritersDirectoryIsNotStale) {
   EXPECT_TRUE(testing::Names(directory.path() + "/checkpoints").empty());
 }
 
-// Goal: a full disk is reported before a byte of state is written, by name and number; nothing is left, the older
-// ones stand.
+// Goal: a full disk is reported before a byte of state is written, by name and number; nothing is
+// left, the older ones stand.
 TEST(CheckpointCrashTest, AFullDiskIsReportedAtTheStart) {
   const ModelDescription model = TinyModel(128, 1024);
   int64_t checkpoint_bytes = 0;
@@ -154,7 +157,8 @@ TEST(CheckpointCrashTest, AFullDiskIsReportedAtTheStart) {
     checkpoint_bytes = report->bytes;
   }
   SmallFileSystem disk(checkpoint_bytes * 3 / 2);
-  if (!disk.mounted()) GTEST_SKIP() << "may not mount a tmpfs; AFileSizeLimitIsAFullDisk runs instead";
+  if (!disk.mounted())
+    GTEST_SKIP() << "may not mount a tmpfs; AFileSizeLimitIsAFullDisk runs instead";
   ASSERT_TRUE(testing::WriteCheckpoint(disk.path(), model, 1).ok());
   const auto writer = CheckpointWriter::Create({.output_directory = disk.path(),
                                                 .manifest = testing::ManifestOf(model, 2),
@@ -164,7 +168,8 @@ TEST(CheckpointCrashTest, AFullDiskIsReportedAtTheStart) {
   EXPECT_EQ(writer.status().reason(), "STORAGE_FULL");
   EXPECT_NE(writer.status().message().find("cannot reserve"), std::string::npos)
       << writer.status().message();
-  EXPECT_EQ(testing::Names(disk.path() + "/checkpoints"), std::vector<std::string>{"step-00000001"});
+  EXPECT_EQ(testing::Names(disk.path() + "/checkpoints"),
+            std::vector<std::string>{"step-00000001"});
   EXPECT_TRUE(VerifyCheckpoint(disk.path() + "/checkpoints/step-00000001").ok());
 }
 
@@ -181,7 +186,8 @@ TEST(CheckpointCrashTest, AFileSizeLimitIsAFullDisk) {
   });
   ASSERT_TRUE(WIFEXITED(wait_status));
   EXPECT_EQ(WEXITSTATUS(wait_status), 0);
-  EXPECT_EQ(testing::Names(directory.path() + "/checkpoints"), std::vector<std::string>{"step-00000001"});
+  EXPECT_EQ(testing::Names(directory.path() + "/checkpoints"),
+            std::vector<std::string>{"step-00000001"});
   EXPECT_TRUE(FindNewestCheckpoint(directory.path()).ok());
 }
 

@@ -19,57 +19,62 @@ namespace fs = std::filesystem;
 using testing::TemporaryDirectory;
 using testing::TinyModel;
 
-// Goal: whatever happens to the newest checkpoint, the one before it is found, and the reason names the file.
+// Goal: whatever happens to the newest checkpoint, the one before it is found, and the reason names
+// the file.
 TEST(CheckpointDamageTest, EveryKindOfDamageFallsBackToTheOneBefore) {
   const struct {
     const char* what;
     const char* named;
     std::function<void(const std::string& newest, const std::string& older)> damage;
   } cases[] = {
-      {"bit of a value", "unit-0002", [](auto& newest, auto&) {
-         testing::FlipBit(newest + "/unit-0002.safetensors", 4096 + 12);
-       }},
-      {"bit of a header", "unit-0000", [](auto& newest, auto&) {
-         testing::FlipBit(newest + "/unit-0000.safetensors", 30);
-       }},
-      {"last bit", "unit-0001", [](auto& newest, auto&) {
+      {"bit of a value", "unit-0002",
+       [](auto& newest, auto&) { testing::FlipBit(newest + "/unit-0002.safetensors", 4096 + 12); }},
+      {"bit of a header", "unit-0000",
+       [](auto& newest, auto&) { testing::FlipBit(newest + "/unit-0000.safetensors", 30); }},
+      {"last bit", "unit-0001",
+       [](auto& newest, auto&) {
          const std::string path = newest + "/unit-0001.safetensors";
          testing::FlipBit(path, static_cast<int64_t>(fs::file_size(path)) - 1);
        }},
-      {"truncated", "unit-0003", [](auto& newest, auto&) {
+      {"truncated", "unit-0003",
+       [](auto& newest, auto&) {
          const std::string path = newest + "/unit-0003.safetensors";
          fs::resize_file(path, fs::file_size(path) - 1);
        }},
-      {"longer", "unit-0003", [](auto& newest, auto&) {
+      {"longer", "unit-0003",
+       [](auto& newest, auto&) {
          const std::string path = newest + "/unit-0003.safetensors";
          fs::resize_file(path, fs::file_size(path) + 1);
        }},
-      {"empty", "unit-0000", [](auto& newest, auto&) {
-         fs::resize_file(newest + "/unit-0000.safetensors", 0);
-       }},
-      {"missing file", "unit-0004", [](auto& newest, auto&) {
-         fs::remove(newest + "/unit-0004.safetensors");
-       }},
-      {"a file of the older one", "unit-0002", [](auto& newest, auto& older) {
+      {"empty", "unit-0000",
+       [](auto& newest, auto&) { fs::resize_file(newest + "/unit-0000.safetensors", 0); }},
+      {"missing file", "unit-0004",
+       [](auto& newest, auto&) { fs::remove(newest + "/unit-0004.safetensors"); }},
+      {"a file of the older one", "unit-0002",
+       [](auto& newest, auto& older) {
          fs::copy_file(older + "/unit-0002.safetensors", newest + "/unit-0002.safetensors",
                        fs::copy_options::overwrite_existing);
        }},
-      {"a link instead of a file", "unit-0002", [](auto& newest, auto& older) {
+      {"a link instead of a file", "unit-0002",
+       [](auto& newest, auto& older) {
          fs::remove(newest + "/unit-0002.safetensors");
          fs::create_symlink(older + "/unit-0002.safetensors", newest + "/unit-0002.safetensors");
        }},
-      {"manifest of the older one", "manifest.json", [](auto& newest, auto& older) {
+      {"manifest of the older one", "manifest.json",
+       [](auto& newest, auto& older) {
          fs::copy_file(older + "/manifest.json", newest + "/manifest.json",
                        fs::copy_options::overwrite_existing);
        }},
-      {"bit of the manifest", "manifest.json", [](auto& newest, auto&) {
-         testing::FlipBit(newest + "/manifest.json", 100);
-       }},
-      {"no manifest", "manifest.json", [](auto& newest, auto&) { fs::remove(newest + "/manifest.json"); }},
-      {"torn manifest", "manifest.json", [](auto& newest, auto&) {
+      {"bit of the manifest", "manifest.json",
+       [](auto& newest, auto&) { testing::FlipBit(newest + "/manifest.json", 100); }},
+      {"no manifest", "manifest.json",
+       [](auto& newest, auto&) { fs::remove(newest + "/manifest.json"); }},
+      {"torn manifest", "manifest.json",
+       [](auto& newest, auto&) {
          fs::resize_file(newest + "/manifest.json", fs::file_size(newest + "/manifest.json") / 2);
        }},
-      {"a directory with nothing", "manifest.json", [](auto& newest, auto&) {
+      {"a directory with nothing", "manifest.json",
+       [](auto& newest, auto&) {
          fs::remove_all(newest);
          fs::create_directory(newest);
        }},
@@ -104,7 +109,8 @@ TEST(CheckpointDamageTest, SwappedShardsAreSeen) {
   const auto report = testing::WriteCheckpoint(directory.path(), model, 1);
   ASSERT_TRUE(report.ok());
   // The experts of both layers: files of one size.
-  const std::string a = report->path + "/unit-0002.safetensors", b = report->path + "/unit-0004.safetensors";
+  const std::string a = report->path + "/unit-0002.safetensors",
+                    b = report->path + "/unit-0004.safetensors";
   ASSERT_EQ(fs::file_size(a), fs::file_size(b));
   fs::rename(a, a + ".x");
   fs::rename(b, a);
@@ -163,6 +169,33 @@ TEST(CheckpointDamageTest, OnlyTheDamagedPieceIsRefused) {
   EXPECT_LE(refused, 514);
 }
 
+// Goal: no older checkpoint goes before the new one was read back.
+// Method: a bit of the new one flips as soon as it has its name, before the older ones would go.
+TEST(CheckpointDamageTest, ADiskThatChangesBytesCostsNoOlderCheckpoint) {
+  TemporaryDirectory directory;
+  const ModelDescription model = TinyModel();
+  for (const int64_t step : {1, 2}) {
+    ASSERT_TRUE(testing::WriteCheckpoint(directory.path(), model, step, /*keep=*/2).ok());
+  }
+  const std::string checkpoints = directory.path() + "/checkpoints";
+  const auto report = testing::WriteCheckpoint(
+      {.output_directory = directory.path(),
+       .manifest = testing::ManifestOf(model, 3),
+       .units = BuildUnits(model, 1),
+       .keep = 2,
+       .on_stage = [&](std::string_view stage) {
+         if (stage == "renamed") {
+           testing::FlipBit(checkpoints + "/step-00000003/unit-0001.safetensors", 5000);
+         }
+       }});
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.status().code(), Code::kDataLoss);
+  EXPECT_EQ(testing::Names(checkpoints),
+            (std::vector<std::string>{"step-00000001", "step-00000002"}));
+  EXPECT_TRUE(VerifyCheckpoint(checkpoints + "/step-00000001").ok());
+  EXPECT_TRUE(VerifyCheckpoint(checkpoints + "/step-00000002").ok());
+}
+
 TEST(CheckpointDamageTest, ACheckpointOfAnotherModelIsRefusedByTensor) {
   TemporaryDirectory directory;
   const auto report = testing::WriteCheckpoint(directory.path(), TinyModel(24, 101), 1);
@@ -173,7 +206,8 @@ TEST(CheckpointDamageTest, ACheckpointOfAnotherModelIsRefusedByTensor) {
   EXPECT_NE(source.status().message().find("master/embedding"), std::string::npos)
       << source.status().message();
   EXPECT_EQ(CheckpointSource::Open(directory.path() + "/nothing", BuildUnits(TinyModel(), 1))
-                .status().code(),
+                .status()
+                .code(),
             Code::kNotFound);
 }
 

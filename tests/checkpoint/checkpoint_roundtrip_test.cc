@@ -24,15 +24,15 @@ struct Range {
   int64_t unit, first, elements;
 };
 
-// Goal: any order of ranges of any size, from several threads, gives the same checkpoint; odd sizes and
-// powers of two, tensors that fill their blocks and tensors that leave most of one empty; padding never shows.
-// Method: every unit cut into random ranges of whole blocks, shuffled, written by four threads; read back through a
-// source whose units are padded for another number of ranks.
+// Goal: any order of ranges of any size, from several threads, gives the same checkpoint; odd sizes
+// and powers of two, tensors that fill their blocks and tensors that leave most of one empty;
+// padding never shows. Method: every unit cut into random ranges of whole blocks, shuffled, written
+// by four threads; read back through a source whose units are padded for another number of ranks.
 TEST(CheckpointRoundtripTest, AnyOrderOfWritesGivesTheSameState) {
   const uint64_t seed = 20240229;
   std::mt19937_64 random(seed);
-  const std::vector<std::pair<int64_t, int64_t>> shapes = {{24, 101}, {64, 64}, {64, 256}, {128, 1024},
-                                                           {1, 1},    {63, 65}, {256, 4096}};
+  const std::vector<std::pair<int64_t, int64_t>> shapes = {
+      {24, 101}, {64, 64}, {64, 256}, {128, 1024}, {1, 1}, {63, 65}, {256, 4096}};
   for (const auto& [hidden, vocabulary] : shapes) {
     TemporaryDirectory directory;
     const ModelDescription model = TinyModel(hidden, vocabulary);
@@ -58,10 +58,12 @@ TEST(CheckpointRoundtripTest, AnyOrderOfWritesGivesTheSameState) {
       threads.emplace_back([&] {
         for (size_t at = next++; at < ranges.size(); at = next++) {
           const Range& range = ranges[at];
-          const auto values = testing::ValuesOf(units[static_cast<size_t>(range.unit)], 5, range.first,
-                                                range.elements);
-          if (!(*writer)->WriteBlocks(range.unit, range.first, values.masters, values.moment1,
-                                      values.moment2).ok()) {
+          const auto values = testing::ValuesOf(units[static_cast<size_t>(range.unit)], 5,
+                                                range.first, range.elements);
+          if (!(*writer)
+                   ->WriteBlocks(range.unit, range.first, values.masters, values.moment1,
+                                 values.moment2)
+                   .ok()) {
             ++failures;
           }
         }
@@ -112,11 +114,14 @@ TEST(CheckpointRoundtripTest, FilesOfSeveralPiecesComeBack) {
       const int64_t elements = std::min<int64_t>(1 << 20, unit.elements - first);
       const auto values = testing::ValuesOf(unit, 1, first, elements);
       std::unique_ptr<float[], void (*)(void*)> aligned(
-          static_cast<float*>(std::aligned_alloc(4096, static_cast<size_t>(elements) * 4)), std::free);
+          static_cast<float*>(std::aligned_alloc(4096, static_cast<size_t>(elements) * 4)),
+          std::free);
       std::copy(values.masters.begin(), values.masters.end(), aligned.get());
-      ASSERT_TRUE((*writer)->WriteBlocks(unit.index, first,
-                                         {aligned.get(), static_cast<size_t>(elements)},
-                                         values.moment1, values.moment2).ok());
+      ASSERT_TRUE((*writer)
+                      ->WriteBlocks(unit.index, first,
+                                    {aligned.get(), static_cast<size_t>(elements)}, values.moment1,
+                                    values.moment2)
+                      .ok());
     }
   }
   const auto report = (*writer)->Commit();
@@ -129,7 +134,8 @@ TEST(CheckpointRoundtripTest, FilesOfSeveralPiecesComeBack) {
   EXPECT_EQ(testing::CompareWithValues(**source, units, 1), "");
 }
 
-// Goal: the files are what other tools read: strict safetensors without padding, under canonical names.
+// Goal: the files are what other tools read: strict safetensors without padding, under canonical
+// names.
 TEST(CheckpointRoundtripTest, FilesAreSafetensorsByCanonicalName) {
   TemporaryDirectory directory;
   const ModelDescription model = TinyModel();
@@ -167,7 +173,8 @@ TEST(CheckpointRoundtripTest, ReadingOutsideATensorIsRefused) {
   const int64_t elements = units[0].tensors[0].elements;
   EXPECT_TRUE((*source)->Read(0, 0, StateArray::kMaster, elements - 2, out).ok());
   for (const int64_t first : {int64_t{-1}, elements - 1, elements, int64_t{1} << 62}) {
-    EXPECT_EQ((*source)->Read(0, 0, StateArray::kMaster, first, out).code(), Code::kInvalidArgument);
+    EXPECT_EQ((*source)->Read(0, 0, StateArray::kMaster, first, out).code(),
+              Code::kInvalidArgument);
   }
   EXPECT_EQ((*source)->Read(99, 0, StateArray::kMaster, 0, out).code(), Code::kInvalidArgument);
   EXPECT_EQ((*source)->Read(0, 99, StateArray::kMaster, 0, out).code(), Code::kInvalidArgument);
@@ -184,7 +191,8 @@ TEST(CheckpointRoundtripTest, MissingElementsAndElementsWrittenTwiceAreRefused) 
     ASSERT_TRUE(writer.ok());
     const auto values = testing::ValuesOf(units[0], 1, 0, 64);
     ASSERT_TRUE((*writer)->WriteBlocks(0, 0, values.masters, values.moment1, values.moment2).ok());
-    const Status twice = (*writer)->WriteBlocks(0, 0, values.masters, values.moment1, values.moment2);
+    const Status twice =
+        (*writer)->WriteBlocks(0, 0, values.masters, values.moment1, values.moment2);
     EXPECT_EQ(twice.code(), Code::kInvalidArgument);
     const auto report = (*writer)->Commit();
     ASSERT_FALSE(report.ok());
@@ -204,7 +212,8 @@ TEST(CheckpointRoundtripTest, KeepLeavesTheNewestAndNeverFewerThanTwo) {
   }
   using NameList = std::vector<std::string>;
   const std::string checkpoints = directory.path() + "/checkpoints";
-  EXPECT_EQ(testing::Names(checkpoints), (NameList{"step-00000002", "step-00000003", "step-00000004"}));
+  EXPECT_EQ(testing::Names(checkpoints),
+            (NameList{"step-00000002", "step-00000003", "step-00000004"}));
   ASSERT_TRUE(testing::WriteCheckpoint(directory.path(), model, 5, /*keep=*/1).ok());
   EXPECT_EQ(testing::Names(checkpoints), (NameList{"step-00000004", "step-00000005"}));
 }
@@ -213,7 +222,8 @@ TEST(CheckpointRoundtripTest, KeepLeavesTheNewestAndNeverFewerThanTwo) {
 TEST(CheckpointRoundtripTest, KeepDoesNotCountOnesThatAreNotWhole) {
   TemporaryDirectory directory;
   const ModelDescription model = TinyModel();
-  for (const int64_t step : {1, 2}) ASSERT_TRUE(testing::WriteCheckpoint(directory.path(), model, step).ok());
+  for (const int64_t step : {1, 2})
+    ASSERT_TRUE(testing::WriteCheckpoint(directory.path(), model, step).ok());
   std::filesystem::remove(directory.path() + "/checkpoints/step-00000002/unit-0001.safetensors");
   ASSERT_TRUE(testing::WriteCheckpoint(directory.path(), model, 3, /*keep=*/2).ok());
   EXPECT_TRUE(VerifyCheckpoint(directory.path() + "/checkpoints/step-00000001").ok());

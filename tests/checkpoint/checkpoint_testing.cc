@@ -47,7 +47,8 @@ ModelDescription TinyModel(int64_t hidden_size, int64_t vocabulary_size) {
 
 float ValueAt(int64_t step, int64_t unit, StateArray array, int64_t element) {
   uint64_t mixed = static_cast<uint64_t>(element) * 0x9E3779B97F4A7C15u;
-  mixed ^= static_cast<uint64_t>(step * 1000003 + unit * 1009 + static_cast<int64_t>(array)) * 0xC2B2AE3D27D4EB4Fu;
+  mixed ^= static_cast<uint64_t>(step * 1000003 + unit * 1009 + static_cast<int64_t>(array)) *
+           0xC2B2AE3D27D4EB4Fu;
   mixed ^= mixed >> 29;
   mixed *= 0xBF58476D1CE4E5B9u;
   mixed ^= mixed >> 32;
@@ -75,7 +76,8 @@ StateValues ValuesOf(const ParameterUnit& unit, int64_t step, int64_t first_elem
                      std::vector<float>(size, garbage)};
   for (const TensorSpec& tensor : unit.tensors) {
     const int64_t begin = std::max(first_element, tensor.offset_elements);
-    const int64_t end = std::min(first_element + elements, tensor.offset_elements + tensor.elements);
+    const int64_t end =
+        std::min(first_element + elements, tensor.offset_elements + tensor.elements);
     for (int64_t element = begin; element < end; ++element) {
       const auto at = static_cast<size_t>(element - first_element);
       values.masters[at] = ValueAt(step, unit.index, StateArray::kMaster, element);
@@ -86,7 +88,8 @@ StateValues ValuesOf(const ParameterUnit& unit, int64_t step, int64_t first_elem
   return values;
 }
 
-Result<CheckpointReport> WriteCheckpoint(CheckpointWriter::Options options, int64_t range_elements) {
+Result<CheckpointReport> WriteCheckpoint(CheckpointWriter::Options options,
+                                         int64_t range_elements) {
   const std::vector<ParameterUnit> units = options.units;
   const int64_t step = options.manifest.step;
   OOM_ASSIGN_OR_RETURN(auto writer, CheckpointWriter::Create(std::move(options)));
@@ -94,8 +97,8 @@ Result<CheckpointReport> WriteCheckpoint(CheckpointWriter::Options options, int6
     for (int64_t first = 0; first < unit.elements; first += range_elements) {
       const int64_t elements = std::min(range_elements, unit.elements - first);
       const StateValues values = ValuesOf(unit, step, first, elements);
-      OOM_RETURN_IF_ERROR(writer->WriteBlocks(unit.index, first, values.masters, values.moment1,
-                                              values.moment2));
+      OOM_RETURN_IF_ERROR(
+          writer->WriteBlocks(unit.index, first, values.masters, values.moment1, values.moment2));
     }
   }
   return writer->Commit();
@@ -117,7 +120,8 @@ std::string CompareWithValues(const StateSource& source, const std::vector<Param
       const TensorSpec& spec = unit.tensors[tensor];
       for (const StateArray array : kStateArrays) {
         std::vector<float> values(static_cast<size_t>(spec.elements));
-        const Status status = source.Read(unit.index, static_cast<int64_t>(tensor), array, 0, values);
+        const Status status =
+            source.Read(unit.index, static_cast<int64_t>(tensor), array, 0, values);
         if (!status.ok()) return status.ToString();
         for (int64_t i = 0; i < spec.elements; ++i) {
           const float expected = ValueAt(step, unit.index, array, spec.offset_elements + i);

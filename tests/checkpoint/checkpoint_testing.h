@@ -1,5 +1,5 @@
-// What the checkpoint tests share: a temporary directory, tiny models, and state that is a function of its
-// place, so that a byte in the wrong place is seen.
+// What the checkpoint tests share: a temporary directory, tiny models, and state that is a function
+// of its place, so that a byte in the wrong place is seen.
 
 #pragma once
 
@@ -33,17 +33,19 @@ class TemporaryDirectory {
 // Qwen3-MoE; no dimension need be a power of two.
 ModelDescription TinyModel(int64_t hidden_size = 24, int64_t vocabulary_size = 101);
 
-// A finite FP32 value for element `element` (in unit coordinates) at `step`; differs between arrays, units,
-// steps and neighbours. The low bits of the master are used.
+// A finite FP32 value for element `element` (in unit coordinates) at `step`; differs between
+// arrays, units, steps and neighbours. The low bits of the master are used.
 float ValueAt(int64_t step, int64_t unit, StateArray array, int64_t element);
 
 Manifest ManifestOf(const ModelDescription& model, int64_t step, const std::string& uid = "uid-1");
 
-// State of elements [first, first + elements) of a unit; padding is filled with garbage that must not show.
+// State of elements [first, first + elements) of a unit; padding is filled with garbage that must
+// not show.
 struct StateValues {
   std::vector<float> masters, moment1, moment2;
 };
-StateValues ValuesOf(const ParameterUnit& unit, int64_t step, int64_t first_element, int64_t elements);
+StateValues ValuesOf(const ParameterUnit& unit, int64_t step, int64_t first_element,
+                     int64_t elements);
 
 // Writes a whole checkpoint, each unit in ranges of `range_elements`.
 Result<CheckpointReport> WriteCheckpoint(CheckpointWriter::Options options,

@@ -22,12 +22,12 @@ TEST(Crc32cTest, GivesThePublishedValues) {
 }
 
 // Goal: the instruction, the tables and any way of cutting the bytes give one value.
-// Method: random bytes of lengths around the lanes of the hardware version, cut at random places, continued or
-// combined.
+// Method: random bytes of lengths around the lanes of the hardware version, cut at random places,
+// continued or combined.
 TEST(Crc32cTest, EveryWayOfComputingAgrees) {
   std::mt19937_64 random(17);
-  for (const size_t length : {size_t{1}, size_t{7}, size_t{8}, size_t{4095}, size_t{49151}, size_t{49152},
-                              size_t{49153}, size_t{200001}}) {
+  for (const size_t length : {size_t{1}, size_t{7}, size_t{8}, size_t{4095}, size_t{49151},
+                              size_t{49152}, size_t{49153}, size_t{200001}}) {
     std::vector<std::byte> bytes(length);
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
     const uint32_t whole = Crc32c(bytes);
@@ -37,7 +37,8 @@ TEST(Crc32cTest, EveryWayOfComputingAgrees) {
       const std::span<const std::byte> all(bytes);
       const uint32_t first = Crc32c(all.first(cut));
       EXPECT_EQ(Crc32c(all.subspan(cut), first), whole) << length << " cut at " << cut;
-      EXPECT_EQ(CombineCrc32c(first, Crc32c(all.subspan(cut)), static_cast<int64_t>(length - cut)), whole)
+      EXPECT_EQ(CombineCrc32c(first, Crc32c(all.subspan(cut)), static_cast<int64_t>(length - cut)),
+                whole)
           << length << " cut at " << cut;
     }
   }

@@ -25,7 +25,8 @@ constexpr char kConfig[] = R"({
   "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
   "hidden_size": 24, "num_hidden_layers": 2, "vocab_size": 101, "num_attention_heads": 4,
   "num_key_value_heads": 2, "head_dim": 8, "num_experts": 3, "num_experts_per_tok": 2,
-  "moe_intermediate_size": 20, "intermediate_size": 40, "norm_topk_prob": true, "rms_norm_eps": 1e-6,
+  "moe_intermediate_size": 20, "intermediate_size": 40, "norm_topk_prob": true,
+  "rms_norm_eps": 1e-6,
   "rope_theta": 1000000.0, "max_position_embeddings": 128, "tie_word_embeddings": false,
   "hidden_act": "silu", "attention_bias": false, "mlp_only_layers": [1], "decoder_sparse_step": 1,
   "initializer_range": 0.02, "my_own_key": 5})";
@@ -40,23 +41,25 @@ class ExportTest : public ::testing::Test {
     const auto model = ReadHfConfig(config_);
     ASSERT_TRUE(model.ok()) << model.status().ToString();
     model_ = *model;
-    ASSERT_TRUE(WriteFileAtomically(
-                    run_ + "/job.json",
-                    R"({"uid": "uid-1", "spec": {"name": "tiny", "model": {"config": ")" + config_ +
-                        R"(", "initialize": "INITIALIZATION_RANDOM"}}})").ok());
+    ASSERT_TRUE(
+        WriteFileAtomically(run_ + "/job.json",
+                            R"({"uid": "uid-1", "spec": {"name": "tiny", "model": {"config": ")" +
+                                config_ + R"(", "initialize": "INITIALIZATION_RANDOM"}}})")
+            .ok());
   }
 
-  void Write(int64_t step, Precision precision = Precision::kBfloat16, const std::string& uid = "uid-1") {
+  void Write(int64_t step, Precision precision = Precision::kBfloat16,
+             const std::string& uid = "uid-1") {
     Manifest manifest = testing::ManifestOf(model_, step, uid);
     manifest.precision = precision;
-    const auto report = testing::WriteCheckpoint({.output_directory = run_,
-                                                  .manifest = manifest,
-                                                  .units = BuildUnits(model_, 2)});
+    const auto report = testing::WriteCheckpoint(
+        {.output_directory = run_, .manifest = manifest, .units = BuildUnits(model_, 2)});
     ASSERT_TRUE(report.ok()) << report.status().ToString();
   }
 
   // Holds the exported directory against the values of `step`; "" or the first difference.
-  std::string Compare(const std::string& directory, int64_t step, StateArray array, TensorType type) {
+  std::string Compare(const std::string& directory, int64_t step, StateArray array,
+                      TensorType type) {
     const auto opened = SafetensorsDirectory::Open(directory);
     if (!opened.ok()) return opened.status().ToString();
     const auto units = BuildUnits(model_, 1);
@@ -110,8 +113,8 @@ TEST_F(ExportTest, ExportsTheNewestAndEveryNamedStep) {
   EXPECT_EQ(newest->destination, run_ + "/export");
   EXPECT_EQ(Compare(run_ + "/export", 20, StateArray::kMaster, TensorType::kBF16), "");
   EXPECT_TRUE(ReadHfConfig(run_ + "/export").ok());
-  const auto older = ExportCheckpoint({.output_directory = run_, .step = 10,
-                                       .destination = directory_.path() + "/ten"});
+  const auto older = ExportCheckpoint(
+      {.output_directory = run_, .step = 10, .destination = directory_.path() + "/ten"});
   ASSERT_TRUE(older.ok()) << older.status().ToString();
   EXPECT_EQ(Compare(directory_.path() + "/ten", 10, StateArray::kMaster, TensorType::kBF16), "");
 }
@@ -128,9 +131,12 @@ TEST_F(ExportTest, StateIsThreeFoldersOfFloat32) {
   ASSERT_TRUE(report.ok()) << report.status().ToString();
   EXPECT_EQ(testing::Names(report->destination),
             (std::vector<std::string>{"master", "moment1", "moment2"}));
-  EXPECT_EQ(Compare(report->destination + "/master", 10, StateArray::kMaster, TensorType::kF32), "");
-  EXPECT_EQ(Compare(report->destination + "/moment1", 10, StateArray::kMoment1, TensorType::kF32), "");
-  EXPECT_EQ(Compare(report->destination + "/moment2", 10, StateArray::kMoment2, TensorType::kF32), "");
+  EXPECT_EQ(Compare(report->destination + "/master", 10, StateArray::kMaster, TensorType::kF32),
+            "");
+  EXPECT_EQ(Compare(report->destination + "/moment1", 10, StateArray::kMoment1, TensorType::kF32),
+            "");
+  EXPECT_EQ(Compare(report->destination + "/moment2", 10, StateArray::kMoment2, TensorType::kF32),
+            "");
 }
 
 // A model directory in, a model directory out: its types, and every file beside the weights.
@@ -139,8 +145,10 @@ TEST_F(ExportTest, AModelDirectoryIsTheTemplate) {
   const std::string source = directory_.path() + "/source";
   ASSERT_TRUE(ExportCheckpoint({.output_directory = run_, .destination = source}).ok());
   ASSERT_TRUE(WriteFileAtomically(source + "/tokenizer.json", "{\"a\": 1}").ok());
-  ASSERT_TRUE(WriteFileAtomically(run_ + "/job.json", R"({"uid": "uid-1", "spec": {"model": {"path": ")" +
-                                                          source + "\"}}}").ok());
+  ASSERT_TRUE(
+      WriteFileAtomically(run_ + "/job.json",
+                          R"({"uid": "uid-1", "spec": {"model": {"path": ")" + source + "\"}}}")
+          .ok());
   Write(11);
   ASSERT_TRUE(ExportCheckpoint({.output_directory = run_}).ok());
   EXPECT_EQ(Compare(run_ + "/export", 11, StateArray::kMaster, TensorType::kBF16), "");
@@ -200,7 +208,8 @@ TEST_F(ExportTest, TheProgramsExitCodesAndMessages) {
   ASSERT_TRUE(WriteFileAtomically(run_ + "/job.json", "{\"uid\": \"a\", ").ok());
   EXPECT_EQ(Run("--output-directory " + run_).exit_code, 6);
   testing::FlipBit(run_ + "/checkpoints/step-00000020/manifest.json", 20);
-  ASSERT_TRUE(WriteFileAtomically(run_ + "/job.json", R"({"spec": {"model": {"config": "x"}}})").ok());
+  ASSERT_TRUE(
+      WriteFileAtomically(run_ + "/job.json", R"({"spec": {"model": {"config": "x"}}})").ok());
   outcome = Run("--output-directory " + run_ + " --step 20");
   EXPECT_EQ(outcome.exit_code, 1) << outcome.text;
 }

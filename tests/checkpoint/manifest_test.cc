@@ -29,7 +29,8 @@ std::string Resealed(std::string text, const std::string& from, const std::strin
   const size_t tail = text.rfind(",\n \"checksum\"");
   const std::string_view body = std::string_view(text).substr(0, tail);
   char hex[9];
-  std::snprintf(hex, sizeof(hex), "%08x", Crc32c(std::as_bytes(std::span(body.data(), body.size()))));
+  std::snprintf(hex, sizeof(hex), "%08x",
+                Crc32c(std::as_bytes(std::span(body.data(), body.size()))));
   return text.replace(text.size() - 11, 8, hex);
 }
 
@@ -68,7 +69,8 @@ TEST(ManifestTest, EveryTruncationIsSeen) {
   }
 }
 
-// Goal: with a checksum that fits, what does not make sense is still refused, and the message names it.
+// Goal: with a checksum that fits, what does not make sense is still refused, and the message names
+// it.
 TEST(ManifestTest, NamesTheFieldThatIsWrong) {
   const std::string text = FormatManifest(Example());
   const struct {
@@ -109,7 +111,8 @@ TEST(ManifestTest, NamesTheFieldThatIsWrong) {
 
 // The resealing itself makes a good manifest when nothing is changed.
 TEST(ManifestTest, ResealedTextWithoutAFaultIsAccepted) {
-  EXPECT_TRUE(ParseManifest(Resealed(FormatManifest(Example()), "\"step\": 12", "\"step\": 13"), "m").ok());
+  EXPECT_TRUE(
+      ParseManifest(Resealed(FormatManifest(Example()), "\"step\": 12", "\"step\": 13"), "m").ok());
 }
 
 TEST(ManifestTest, NamesTheFirstDifferenceOfTwoModels) {

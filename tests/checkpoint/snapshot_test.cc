@@ -1,9 +1,8 @@
 #include "runtime/checkpoint/snapshot.h"
 
 #include <gtest/gtest.h>
-
-#include <sys/resource.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <bit>
@@ -107,9 +106,10 @@ struct Case {
 
 class SnapshotCases : public ::testing::TestWithParam<Case> {};
 
-// Goal: a checkpoint holds the state of its cut, whatever the optimizer threads do meanwhile, with any staging.
-// Method: six threads update all chunks in a random order, several steps on end, while snapshots are taken at each
-// step whose forerunner is done; every checkpoint is compared in full. Run under TSan too.
+// Goal: a checkpoint holds the state of its cut, whatever the optimizer threads do meanwhile, with
+// any staging. Method: six threads update all chunks in a random order, several steps on end, while
+// snapshots are taken at each step whose forerunner is done; every checkpoint is compared in full.
+// Run under TSan too.
 TEST_P(SnapshotCases, HoldsTheCutWhileAllChunksAreUpdated) {
   const Case test = GetParam();
   constexpr int64_t kChunkElements = 2 * kBlockElements;
@@ -119,24 +119,24 @@ TEST_P(SnapshotCases, HoldsTheCutWhileAllChunksAreUpdated) {
   std::vector<std::byte> staging(
       static_cast<size_t>(test.staged_chunks * kChunkElements * kStateBytesPerElement));
   TemporaryDirectory directory;
-  Snapshot snapshot({.chunks = state.chunks(),
-                     .order = state.ForwardOrder(),
-                     .precision = test.precision,
-                     .staging = staging,
-                     .read_chunk = [&](int64_t chunk, const StateBuffer& out) {
-                       return state.Read(chunk, out);
-                     },
-                     .writer_thread_count = test.writer_threads});
+  Snapshot snapshot(
+      {.chunks = state.chunks(),
+       .order = state.ForwardOrder(),
+       .precision = test.precision,
+       .staging = staging,
+       .read_chunk = [&](int64_t chunk, const StateBuffer& out) { return state.Read(chunk, out); },
+       .writer_thread_count = test.writer_threads});
   std::mt19937_64 random(99);
   int checkpoint_count = 0;
   for (int64_t step = 0; step < 12; ++step) {
     if (!snapshot.active()) {
-      const Status begun = snapshot.Begin(
-          MakeWriter(directory.path(), state, step), [&, step](const Result<CheckpointReport>& result) {
-            ASSERT_TRUE(result.ok()) << result.status().ToString();
-            EXPECT_EQ(SavedState(result->path, state, step), "") << "step " << step;
-            ++checkpoint_count;  // Read after Wait.
-          });
+      const Status begun = snapshot.Begin(MakeWriter(directory.path(), state, step),
+                                          [&, step](const Result<CheckpointReport>& result) {
+                                            ASSERT_TRUE(result.ok()) << result.status().ToString();
+                                            EXPECT_EQ(SavedState(result->path, state, step), "")
+                                                << "step " << step;
+                                            ++checkpoint_count;  // Read after Wait.
+                                          });
       ASSERT_TRUE(begun.ok()) << begun.ToString();
     }
     std::vector<int64_t> order = state.ForwardOrder();
@@ -161,14 +161,16 @@ TEST_P(SnapshotCases, HoldsTheCutWhileAllChunksAreUpdated) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, SnapshotCases,
-    ::testing::Values(Case{Precision::kBfloat16, 4, 1}, Case{Precision::kBfloat16, 1, 2},
-                      Case{Precision::kBfloat16, 0, 1}, Case{Precision::kFloat32, 1000, 1},
-                      Case{Precision::kFloat32, 2, 3}));
+INSTANTIATE_TEST_SUITE_P(All, SnapshotCases,
+                         ::testing::Values(Case{Precision::kBfloat16, 4, 1},
+                                           Case{Precision::kBfloat16, 1, 2},
+                                           Case{Precision::kBfloat16, 0, 1},
+                                           Case{Precision::kFloat32, 1000, 1},
+                                           Case{Precision::kFloat32, 2, 3}));
 
-// Goal: with room in staging an update never waits for the disk; without, it waits until its chunk is saved.
-// Method: the writer is held in the read of the first chunk, so nothing is written meanwhile.
+// Goal: with room in staging an update never waits for the disk; without, it waits until its chunk
+// is saved. Method: the writer is held in the read of the first chunk, so nothing is written
+// meanwhile.
 TEST(SnapshotTest, UpdatesWaitOnlyWhenStagingIsFull) {
   constexpr int64_t kChunkElements = 2 * kBlockElements;
   LiveState state(TinyModel(64, 512), Precision::kBfloat16, kChunkElements);
@@ -189,11 +191,13 @@ TEST(SnapshotTest, UpdatesWaitOnlyWhenStagingIsFull) {
                        return state.Read(chunk, out);
                      }});
   std::string saved = "no completion";
-  ASSERT_TRUE(snapshot.Begin(MakeWriter(directory.path(), state, 0),
-                             [&](const Result<CheckpointReport>& result) {
-                               saved = result.ok() ? SavedState(result->path, state, 0)
-                                                   : result.status().ToString();
-                             }).ok());
+  ASSERT_TRUE(snapshot
+                  .Begin(MakeWriter(directory.path(), state, 0),
+                         [&](const Result<CheckpointReport>& result) {
+                           saved = result.ok() ? SavedState(result->path, state, 0)
+                                               : result.status().ToString();
+                         })
+                  .ok());
   reading.get_future().wait();
   // The two that fit return at once, on this thread, though the writer stands still.
   for (const int64_t chunk : {3, 4}) {
@@ -235,16 +239,17 @@ TEST(SnapshotTest, SavesInTheGivenOrder) {
                        read.push_back(chunk);
                        return state.Read(chunk, out);
                      }});
-  ASSERT_TRUE(snapshot.Begin(MakeWriter(directory.path(), state, 0),
-                             [](const Result<CheckpointReport>& result) { EXPECT_TRUE(result.ok()); })
+  ASSERT_TRUE(snapshot
+                  .Begin(MakeWriter(directory.path(), state, 0),
+                         [](const Result<CheckpointReport>& result) { EXPECT_TRUE(result.ok()); })
                   .ok());
   snapshot.Wait();
   EXPECT_EQ(read, order);
 }
 
-// Goal: a write or a read that fails releases every waiter; training and the next snapshot go on; the older
-// checkpoint stands.
-// Method: no staging, so each update waits for the writer; the writer's third read fails while they wait.
+// Goal: a write or a read that fails releases every waiter; training and the next snapshot go on;
+// the older checkpoint stands. Method: no staging, so each update waits for the writer; the
+// writer's third read fails while they wait.
 TEST(SnapshotTest, AFailureReleasesEveryWaiterAndTheNextOneWorks) {
   LiveState state(TinyModel(64, 512), Precision::kBfloat16, 2 * kBlockElements);
   TemporaryDirectory directory;
@@ -258,11 +263,13 @@ TEST(SnapshotTest, AFailureReleasesEveryWaiterAndTheNextOneWorks) {
                        return state.Read(chunk, out);
                      }});
   Status seen;
-  ASSERT_TRUE(snapshot.Begin(MakeWriter(directory.path(), state, 0),
-                             [&](const Result<CheckpointReport>& result) {
-                               ASSERT_FALSE(result.ok());
-                               seen = result.status();
-                             }).ok());
+  ASSERT_TRUE(snapshot
+                  .Begin(MakeWriter(directory.path(), state, 0),
+                         [&](const Result<CheckpointReport>& result) {
+                           ASSERT_FALSE(result.ok());
+                           seen = result.status();
+                         })
+                  .ok());
   std::vector<std::thread> threads;
   for (int64_t chunk = static_cast<int64_t>(state.chunks().size()) - 1; chunk >= 3; --chunk) {
     threads.emplace_back([&, chunk] {
@@ -277,11 +284,13 @@ TEST(SnapshotTest, AFailureReleasesEveryWaiterAndTheNextOneWorks) {
   fail = false;
   for (const int64_t chunk : {0, 1, 2}) state.Update(chunk, 1);
   std::string saved = "no completion";
-  ASSERT_TRUE(snapshot.Begin(MakeWriter(directory.path(), state, 1),
-                             [&](const Result<CheckpointReport>& result) {
-                               saved = result.ok() ? SavedState(result->path, state, 1)
-                                                   : result.status().ToString();
-                             }).ok());
+  ASSERT_TRUE(snapshot
+                  .Begin(MakeWriter(directory.path(), state, 1),
+                         [&](const Result<CheckpointReport>& result) {
+                           saved = result.ok() ? SavedState(result->path, state, 1)
+                                               : result.status().ToString();
+                         })
+                  .ok());
   snapshot.Wait();
   EXPECT_EQ(saved, "");
 }
@@ -309,11 +318,13 @@ TEST(SnapshotTest, ADiskErrorInTheMiddleReleasesEveryWaiter) {
                        .read_chunk = [&](int64_t chunk, const StateBuffer& out) {
                          return state.Read(chunk, out);
                        }});
-    ASSERT_TRUE(snapshot.Begin(std::move(writer),
-                               [&](const Result<CheckpointReport>& result) {
-                                 ASSERT_FALSE(result.ok());
-                                 seen = result.status();
-                               }).ok());
+    ASSERT_TRUE(snapshot
+                    .Begin(std::move(writer),
+                           [&](const Result<CheckpointReport>& result) {
+                             ASSERT_FALSE(result.ok());
+                             seen = result.status();
+                           })
+                    .ok());
     for (int64_t chunk = static_cast<int64_t>(state.chunks().size()) - 1; chunk >= 0; --chunk) {
       snapshot.BeforeUpdate(chunk);
       state.Update(chunk, 1);
@@ -325,7 +336,8 @@ TEST(SnapshotTest, ADiskErrorInTheMiddleReleasesEveryWaiter) {
   EXPECT_TRUE(testing::Names(directory.path() + "/checkpoints").empty());
 }
 
-// A master comes back with all its bits from both layouts: infinities, denormals and the sign of zero too.
+// A master comes back with all its bits from both layouts: infinities, denormals and the sign of
+// zero too.
 TEST(SnapshotTest, RawStateKeepsEveryBit) {
   std::mt19937 random(3);
   for (const Precision precision : {Precision::kBfloat16, Precision::kFloat32}) {
@@ -351,7 +363,8 @@ TEST(SnapshotTest, RawStateKeepsEveryBit) {
     RawToFloat(precision, state, kBlockElements, part[0], part[1], part[2]);
     for (int array = 0; array < 3; ++array) {
       EXPECT_EQ(std::memcmp(in[array].data() + kBlockElements, part[array].data(),
-                            static_cast<size_t>(kBlockElements) * 4), 0);
+                            static_cast<size_t>(kBlockElements) * 4),
+                0);
     }
   }
 }

@@ -27,9 +27,10 @@ class CommandTest : public ::testing::Test {
     options_.environment["OOM_HOST"] = socket_;
     options_.environment["TERM"] = "xterm";
     options_.folder = folder_;
-    WriteFile("job.yaml",
-              "name: tiny\nmodel: {path: m}\ndata: {train: d}\nsequence_length: 8\nglobal_batch: 2\n"
-              "steps: 20\noutput: runs/tiny\n");
+    WriteFile(
+        "job.yaml",
+        "name: tiny\nmodel: {path: m}\ndata: {train: d}\nsequence_length: 8\nglobal_batch: 2\n"
+        "steps: 20\noutput: runs/tiny\n");
   }
   ~CommandTest() override {
     fake_.reset();

@@ -18,7 +18,8 @@ class Machine {
     char pattern[] = "/tmp/oom-machine-XXXXXX";
     root_ = ::mkdtemp(pattern);
     Write("proc/meminfo", "MemTotal:       16777216 kB\nMemFree: 1 kB\n");
-    Write("proc/cpuinfo", "processor : 0\nflags : fpu fma avx2 avx512f\nprocessor : 1\nflags : fpu\n");
+    Write("proc/cpuinfo",
+          "processor : 0\nflags : fpu fma avx2 avx512f\nprocessor : 1\nflags : fpu\n");
     Write("proc/self/cgroup", "0::/user/job\n");
     Write("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "100\n");
     Write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "40\n");
@@ -36,8 +37,8 @@ class Machine {
   std::map<std::string, Finding> Examine(int64_t locked_bytes = -1) {
     std::map<std::string, Finding> by_name;
     for (Finding& finding : ExamineMachine({.root = root_.string(),
-                                            .disk_folder = "/tmp",
-                                            .locked_memory_limit_bytes = locked_bytes})) {
+                            .disk_folder = "/tmp",
+                            .locked_memory_limit_bytes = locked_bytes})) {
       by_name[finding.name] = finding;
     }
     return by_name;
@@ -62,7 +63,8 @@ TEST(DoctorTest, AGoodMachineHasNothingToFix) {
 TEST(DoctorTest, EveryFindingThatIsNotOkNamesACommand) {
   Machine machine;
   machine.Remove("sys/kernel/mm/hugepages");
-  machine.Write("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size advise [never]\n");
+  machine.Write("sys/kernel/mm/transparent_hugepage/shmem_enabled",
+                "always within_size advise [never]\n");
   machine.Write("proc/cpuinfo", "processor : 0\nflags : fpu sse2\n");
   machine.Write("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n");
   machine.Write("sys/bus/pci/devices/0000:01:00.0/class", "0x030200\n");

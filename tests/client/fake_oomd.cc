@@ -37,8 +37,8 @@ class FakeOomd::Jobs : public v1::JobService::Service {
       if (request->validate_only()) return grpc::Status::OK;
       for (const v1::Job& other : fake_.jobs_) {
         if (other.name() == job->name()) {
-          return ErrorWithDetails(grpc::StatusCode::ALREADY_EXISTS, job->name() + " is there already",
-                                  "JOB_EXISTS");
+          return ErrorWithDetails(grpc::StatusCode::ALREADY_EXISTS,
+                                  job->name() + " is there already", "JOB_EXISTS");
         }
       }
       fake_.PublishLocked(*job, v1::JOB_EVENT_KIND_TRANSITION);
@@ -48,11 +48,13 @@ class FakeOomd::Jobs : public v1::JobService::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status GetJob(grpc::ServerContext*, const v1::GetJobRequest* request, v1::Job* job) override {
+  grpc::Status GetJob(grpc::ServerContext*, const v1::GetJobRequest* request,
+                      v1::Job* job) override {
     if (grpc::Status status = fake_.Begin(); !status.ok()) return status;
     MutexLock lock(fake_.mutex_);
     v1::Job* found = nullptr;
-    if (grpc::Status status = fake_.FindLocked(request->name(), &found); !status.ok()) return status;
+    if (grpc::Status status = fake_.FindLocked(request->name(), &found); !status.ok())
+      return status;
     *job = *found;
     return grpc::Status::OK;
   }
@@ -101,7 +103,8 @@ class FakeOomd::Jobs : public v1::JobService::Service {
     if (grpc::Status status = fake_.Begin(); !status.ok()) return status;
     MutexLock lock(fake_.mutex_);
     v1::Job* found = nullptr;
-    if (grpc::Status status = fake_.FindLocked(request->name(), &found); !status.ok()) return status;
+    if (grpc::Status status = fake_.FindLocked(request->name(), &found); !status.ok())
+      return status;
     response->set_durable_step(found->step());
     response->set_path(found->spec().output() + "/checkpoints/step-00000012");
     return grpc::Status::OK;
@@ -118,12 +121,12 @@ class FakeOomd::Jobs : public v1::JobService::Service {
     }
     int sent = 0;
     // True to go on.
-    const auto send = [&](const v1::JobEvent& event) {
+    const auto send = [&](const v1::JobEvent& event) OOM_REQUIRES(fake_.mutex_) {
       if (!fake_.watch_errors_.empty() && sent >= fake_.watch_error_events_) return false;
       ++sent;
       return writer->Write(event);
     };
-    const auto end = [&] {
+    const auto end = [&]() OOM_REQUIRES(fake_.mutex_) {
       if (fake_.watch_errors_.empty() || sent < fake_.watch_error_events_) return grpc::Status::OK;
       const grpc::Status error = fake_.watch_errors_.front();
       fake_.watch_errors_.pop_front();

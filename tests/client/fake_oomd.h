@@ -1,6 +1,6 @@
-// FakeOomd serves oom.v1 on a Unix socket from memory: enough of oomd to exercise every command of `oom`,
-// with errors, lost streams and state changes on demand.
-// Thread-safe. Its destructor ends all streams.
+// FakeOomd serves oom.v1 on a Unix socket from memory: enough of oomd to exercise every command of
+// `oom`, with errors, lost streams and state changes on demand. Thread-safe. Its destructor ends
+// all streams.
 
 #pragma once
 

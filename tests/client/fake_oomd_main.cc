@@ -1,5 +1,5 @@
-// A program in oomd's place for `oom train --embedded`: takes the flags that oom passes, trains every
-// submitted job in an instant, ends on SIGTERM. Writes "stopped" beside its socket then.
+// A program in oomd's place for `oom train --embedded`: takes the flags that oom passes, trains
+// every submitted job in an instant, ends on SIGTERM. Writes "stopped" beside its socket then.
 
 #include <csignal>
 #include <fstream>

@@ -40,9 +40,12 @@ output: runs/tiny
 )";
 
 constexpr char kShortest[] =
-    "model: {path: m}\ndata: {train: d}\nsequence_length: 8\nglobal_batch: 2\nsteps: 3\noutput: o\n";
+    "model: {path: m}\ndata: {train: d}\nsequence_length: 8\nglobal_batch: 2\nsteps: 3\noutput: "
+    "o\n";
 
-Result<v1::JobSpec> Parse(const std::string& text) { return ParseJobYaml(text, "job.yaml", "/work"); }
+Result<v1::JobSpec> Parse(const std::string& text) {
+  return ParseJobYaml(text, "job.yaml", "/work");
+}
 
 std::string ErrorOf(const std::string& text) {
   const Result<v1::JobSpec> spec = Parse(text);
@@ -128,7 +131,8 @@ struct BadCase {
   const char* message;
 };
 
-// Goal: each kind of mistake is named with its line. Method: one line appended to a good file of 6 lines.
+// Goal: each kind of mistake is named with its line. Method: one line appended to a good file of 6
+// lines.
 TEST(JobYamlTest, EveryMistakeNamesItsLineAndKey) {
   const BadCase kCases[] = {
       {"step: 5\n", "job.yaml:7: unknown key 'step'; did you mean 'steps'?"},
@@ -146,14 +150,17 @@ TEST(JobYamlTest, EveryMistakeNamesItsLineAndKey) {
       {"accumulation:\n", "'accumulation' has no value"},
       {"name: [a]\n", "'name' must be a text, not a list"},
       {"optimizer: 3\n", "'optimizer' must be a map of keys, not a single value"},
-      {"optimizer: {learning_rate: fast}\n", "'optimizer.learning_rate' must be a number, not 'fast'"},
+      {"optimizer: {learning_rate: fast}\n",
+       "'optimizer.learning_rate' must be a number, not 'fast'"},
       {"optimizer: {learning_rate: nan}\n", "'optimizer.learning_rate' must be a number"},
       {"optimizer: {betas: [0.9, x]}\n", "'optimizer.betas' must be a number, not 'x'"},
       {"optimizer: {betas: [[0.9]]}\n", "'optimizer.betas' must be a number, not a list"},
       {"data: {train: x}\n", "'data' is there twice"},
-      {"schedule: {kind: cosin}\n", "job.yaml:7: 'schedule.kind' cannot be 'cosin'; did you mean 'cosine'?"},
+      {"schedule: {kind: cosin}\n",
+       "job.yaml:7: 'schedule.kind' cannot be 'cosin'; did you mean 'cosine'?"},
       {"schedule: {kind: COSINE}\n", "did you mean 'cosine'?"},
-      {"schedule: {kind: unspecified}\n", "it is one of constant linear cosine warmup_stable_decay"},
+      {"schedule: {kind: unspecified}\n",
+       "it is one of constant linear cosine warmup_stable_decay"},
       {"precision: fp8xyzzyplugh\n", "it is one of bfloat16 float32"},
       {"devices: {kind: gpu, count: 1}\n", "'devices.kind' cannot be 'gpu'"},
       {"budgets: {gpu_memory: 24 parsecs}\n",
@@ -166,6 +173,7 @@ TEST(JobYamlTest, EveryMistakeNamesItsLineAndKey) {
       {"name: &a x\n", "anchors are not supported"},
       {"name: *a\n", "job.yaml:7"},
       {"name: !!binary x\n", "tags are not supported"},
+      {"name: \xff\xfe\n", "job.yaml:7: not UTF-8"},
       {"---\nname: x\n", "more than one YAML document"},
       {"name: \"open\n", "job.yaml:"},
       {"\tname: x\n", "job.yaml:"},
@@ -178,7 +186,8 @@ TEST(JobYamlTest, EveryMistakeNamesItsLineAndKey) {
 }
 
 TEST(JobYamlTest, AFileThatIsNoMapIsSaidSo) {
-  EXPECT_NE(ErrorOf("- a\n- b\n").find("the file must be a map of keys, not a list"), std::string::npos);
+  EXPECT_NE(ErrorOf("- a\n- b\n").find("the file must be a map of keys, not a list"),
+            std::string::npos);
   EXPECT_NE(ErrorOf("hello").find("the file must be a map of keys, not a single value"),
             std::string::npos);
 }
@@ -186,8 +195,9 @@ TEST(JobYamlTest, AFileThatIsNoMapIsSaidSo) {
 TEST(JobYamlTest, AllMissingFieldsAreNamedAtOnce) {
   EXPECT_EQ(ErrorOf(""),
             "job.yaml: missing: model, data.train, sequence_length, global_batch, steps, output");
-  EXPECT_EQ(ErrorOf("model: {path: m}\nsteps: 1\ndata: {evaluation: d}\noutput: o\nglobal_batch: 1\n"),
-            "job.yaml: missing: data.train, sequence_length");
+  EXPECT_EQ(
+      ErrorOf("model: {path: m}\nsteps: 1\ndata: {evaluation: d}\noutput: o\nglobal_batch: 1\n"),
+      "job.yaml: missing: data.train, sequence_length");
 }
 
 TEST(JobYamlTest, AHostileFileIsRefusedQuickly) {
@@ -207,7 +217,8 @@ void FillEveryField(Message* message, int* counter) {
     for (int copy = 0; copy < (repeated ? 2 : 1); ++copy) {
       switch (field->cpp_type()) {
         case FieldDescriptor::CPPTYPE_INT32:
-          repeated ? reflection->AddInt32(message, field, value) : reflection->SetInt32(message, field, value);
+          repeated ? reflection->AddInt32(message, field, value)
+                   : reflection->SetInt32(message, field, value);
           break;
         case FieldDescriptor::CPPTYPE_INT64:
           repeated ? reflection->AddInt64(message, field, (int64_t{1} << 40) + copy)
@@ -246,7 +257,8 @@ void FillEveryField(Message* message, int* counter) {
                            counter);
           }
           break;
-        default: FAIL() << "a type that job files do not have: " << field->full_name();
+        default:
+          FAIL() << "a type that job files do not have: " << field->full_name();
       }
     }
   }
@@ -307,8 +319,10 @@ TEST(InitTest, TheFileItWritesParsesAndSoDoItsComments) {
   std::istringstream lines(*random);
   for (std::string line; std::getline(lines, line);) {
     const size_t hash = line.find("# ");
-    const std::string key = hash == std::string::npos ? "" : line.substr(hash + 2, line.find(':') - hash - 2);
-    const bool is_key = !key.empty() && key.find_first_not_of("abcdefghijklmnopqrstuvwxyz_") == std::string::npos &&
+    const std::string key =
+        hash == std::string::npos ? "" : line.substr(hash + 2, line.find(':') - hash - 2);
+    const bool is_key = !key.empty() &&
+                        key.find_first_not_of("abcdefghijklmnopqrstuvwxyz_") == std::string::npos &&
                         line.find(": ") != std::string::npos && key != "auto";
     uncommented += (is_key ? line.substr(0, hash) + line.substr(hash + 2) : line) + "\n";
   }
@@ -329,7 +343,8 @@ TEST(InitTest, AnUnknownFamilyIsRefusedByName) {
   const Result<std::string> broken = JobFileForModel(config);
   std::filesystem::remove_all(folder);
   ASSERT_FALSE(llama.ok());
-  EXPECT_NE(llama.status().message().find("'llama' is not one of mixtral, qwen3_moe"), std::string::npos);
+  EXPECT_NE(llama.status().message().find("'llama' is not one of mixtral, qwen3_moe"),
+            std::string::npos);
   ASSERT_FALSE(broken.ok());
   EXPECT_EQ(JobFileForModel(config).status().code(), Code::kNotFound);
 }

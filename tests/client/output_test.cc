@@ -18,10 +18,14 @@ TEST(PrintableTest, NothingThatMovesATerminalPasses) {
   EXPECT_EQ(Printable("a\rb\nc"), "a\\x0db\\x0ac");
   EXPECT_EQ(Printable("a\nb", true), "a\nb");
   EXPECT_EQ(Printable("\x7f"), "\\x7f");
-  EXPECT_EQ(Printable("\xc2\x9b" "31m"), "\\xc2\\x9b31m");         // C1: a one-character CSI.
-  EXPECT_EQ(Printable("\xe2\x80\xae" "x"), "\\xe2\\x80\\xaex");    // Right-to-left override.
-  EXPECT_EQ(Printable("\xff\xc3"), "\\xff\\xc3");                  // Broken UTF-8.
-  EXPECT_EQ(Printable("\xc0\x9b"), "\\xc0\\x9b");                  // Overlong.
+  EXPECT_EQ(Printable("\xc2\x9b"
+                      "31m"),
+            "\\xc2\\x9b31m");  // C1: a one-character CSI.
+  EXPECT_EQ(Printable("\xe2\x80\xae"
+                      "x"),
+            "\\xe2\\x80\\xaex");                   // Right-to-left override.
+  EXPECT_EQ(Printable("\xff\xc3"), "\\xff\\xc3");  // Broken UTF-8.
+  EXPECT_EQ(Printable("\xc0\x9b"), "\\xc0\\x9b");  // Overlong.
 }
 
 TEST(PrintableTest, EverySingleByteAndPairIsPrintableAfterwards) {
@@ -59,6 +63,7 @@ TEST(ExitCodeTest, EveryCodeOfTheApiHasItsExitCode) {
   EXPECT_EQ(code(Code::kOutOfRange), 1);
   EXPECT_EQ(code(Code::kUnavailable), 3);
   EXPECT_EQ(code(Code::kNotFound), 4);
+  EXPECT_EQ(code(Code::kNotFound, "INVALID_INPUT"), 6);
   EXPECT_EQ(code(Code::kPermissionDenied), 5);
   EXPECT_EQ(code(Code::kUnauthenticated), 5);
   EXPECT_EQ(code(Code::kInvalidArgument), 6);
@@ -109,7 +114,8 @@ TEST(ProgressTest, OffATerminalTheFirstStepIsPrintedAtOnceThenOneLineEachInterva
             "step 81/200  loss 3.2500  12.3k tokens/s  left 3m 20s  durable 80\n");
   messages.str("");
   printer.Finish();
-  EXPECT_EQ(messages.str(), "step 100/200  loss 3.2500  12.3k tokens/s  left 3m 20s  durable 100\n");
+  EXPECT_EQ(messages.str(),
+            "step 100/200  loss 3.2500  12.3k tokens/s  left 3m 20s  durable 100\n");
   messages.str("");
   printer.Finish();
   EXPECT_EQ(data.str(), "");
@@ -119,9 +125,10 @@ TEST(ProgressTest, TheBarNeverReachesTheEdgeOfTheTerminal) {
   for (int columns = 1; columns < 200; ++columns) {
     EXPECT_LT(static_cast<int>(ProgressBar(RunningJob(90), columns).size()), std::max(columns, 1));
   }
-  EXPECT_EQ(ProgressBar(RunningJob(90), 200),
-            "[###########.............] 45%  step 90/200  loss 3.2500  12.3k tokens/s  left 3m 20s  "
-            "durable 90");
+  EXPECT_EQ(
+      ProgressBar(RunningJob(90), 200),
+      "[###########.............] 45%  step 90/200  loss 3.2500  12.3k tokens/s  left 3m 20s  "
+      "durable 90");
 }
 
 std::string UsageError(std::vector<const char*> words) {
@@ -138,7 +145,8 @@ TEST(CommandLineTest, MistakesAreUsageErrorsThatSayWhat) {
   EXPECT_NE(UsageError({"wait", "a", "b"}), "parsed");
   EXPECT_NE(UsageError({"ls", "--nothing"}), "parsed");
   EXPECT_NE(UsageError({"ls", "-o", "xml"}).find("not one of table|wide|json"), std::string::npos);
-  EXPECT_NE(UsageError({"logs", "x", "--tail", "-3"}).find("not a whole number"), std::string::npos);
+  EXPECT_NE(UsageError({"logs", "x", "--tail", "-3"}).find("not a whole number"),
+            std::string::npos);
   EXPECT_NE(UsageError({"ls", "--timeout", "soon"}).find("not a duration"), std::string::npos);
   EXPECT_NE(UsageError({"completion", "tcsh"}), "parsed");
   EXPECT_NE(UsageError({}), "parsed");

@@ -99,7 +99,8 @@ OomProcess::~OomProcess() {
 }
 
 bool OomProcess::ReadSome() {
-  pollfd wanted[2] = {{.fd = data_.get(), .events = POLLIN}, {.fd = messages_.get(), .events = POLLIN}};
+  pollfd wanted[2] = {{.fd = data_.get(), .events = POLLIN},
+                      {.fd = messages_.get(), .events = POLLIN}};
   if (!data_.valid() && !messages_.valid()) return false;
   const int left_ms = static_cast<int>((deadline_ - Now()) * 1000);
   if (left_ms <= 0 || ::poll(wanted, 2, left_ms) <= 0) {

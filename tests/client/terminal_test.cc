@@ -27,14 +27,16 @@ TEST_F(TerminalTest, TheBarRedrawsItselfAndShowsStepLossSpeedTimeLeftAndDurableS
   job.set_eta_seconds(90);
   fake_->Publish(job);
   OomProcess process({"watch", "tiny"}, options_);
-  ASSERT_TRUE(process.WaitFor("\r[############............] 50%  step 10/20  loss 2.5000  1000 tokens/s  "
-                              "left 1m 30s  durable 10"));
+  ASSERT_TRUE(
+      process.WaitFor("\r[############............] 50%  step 10/20  loss 2.5000  1000 tokens/s  "
+                      "left 1m 30s  durable 10"));
   job.set_step(20);
   job.set_state(v1::JOB_STATE_SUCCEEDED);
   fake_->Publish(job);
   const OomResult result = process.Finish();
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_NE(result.data.find("\r[########################] 100%"), std::string::npos) << result.data;
+  EXPECT_NE(result.data.find("\r[########################] 100%"), std::string::npos)
+      << result.data;
 }
 
 TEST_F(TerminalTest, TextFromTheServerCannotSteerTheTerminal) {
@@ -48,9 +50,12 @@ TEST_F(TerminalTest, TextFromTheServerCannotSteerTheTerminal) {
   chunk.set_line("log \x1b]0;owned\x07");
   fake_->AddLog(chunk);
   options_.environment["NO_COLOR"] = "1";
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
-           {"ls", "-o", "wide"}, {"describe", "a"}, {"get", "a", "-o", "yaml"}, {"get", "a", "-o", "json"},
-           {"logs", "a"}}) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"ls", "-o", "wide"},
+                                             {"describe", "a"},
+                                             {"get", "a", "-o", "yaml"},
+                                             {"get", "a", "-o", "json"},
+                                             {"logs", "a"}}) {
     const OomResult result = Run(words);
     EXPECT_EQ(result.exit_code, 0) << words[0];
     EXPECT_EQ(result.data.find('\x1b'), std::string::npos) << words[0] << result.data;

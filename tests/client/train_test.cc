@@ -47,8 +47,8 @@ TEST_F(TrainTest, ASuccessfulRunShowsProgressAndWhereTheResultsAre) {
   const std::string out = folder_ + "/runs/tiny";
   for (const std::string& text :
        {std::string("submitted tiny\n"), std::string("step 20/20  loss 2.0000"),
-        std::string("tiny SUCCEEDED after 20 steps, loss 2.0000"), out + "/export", out + "/steps.jsonl",
-        out + "/tensorboard", out + "/trace"}) {
+        std::string("tiny SUCCEEDED after 20 steps, loss 2.0000"), out + "/export",
+        out + "/steps.jsonl", out + "/tensorboard", out + "/trace"}) {
     EXPECT_NE(result.messages.find(text), std::string::npos) << text << "\n" << result.messages;
   }
 }
@@ -73,9 +73,10 @@ TEST_F(TrainTest, AFailedRunShowsTheLast20LinesOfTheFirstFailingRankAndItsPath) 
   WriteFile("runs/tiny/logs/attempt-1/rank-1.log", log + "the \x1b[2Jend");
   const OomResult result = Run({"train", "job.yaml", "-q"});
   EXPECT_EQ(result.exit_code, 10);
-  EXPECT_NE(result.messages.find("tiny FAILED: NON_FINITE_LOSS: the loss of step 7 is not finite\n  | "
-                                 "log line 32\n"),
-            std::string::npos)
+  EXPECT_NE(
+      result.messages.find("tiny FAILED: NON_FINITE_LOSS: the loss of step 7 is not finite\n  | "
+                           "log line 32\n"),
+      std::string::npos)
       << result.messages;
   EXPECT_NE(result.messages.find("  | log line 50\n  | the \\x1b[2Jend\nlog: " + folder_ +
                                  "/runs/tiny/logs/attempt-1/rank-1.log\n"),
@@ -95,7 +96,8 @@ TEST_F(TrainTest, ALogThatCannotBeReadComesFromTheDaemon) {
   }
   const OomResult result = Run({"train", "job.yaml"});
   EXPECT_EQ(result.exit_code, 10);
-  EXPECT_NE(result.messages.find("  | from the daemon, rank 1\n"), std::string::npos) << result.messages;
+  EXPECT_NE(result.messages.find("  | from the daemon, rank 1\n"), std::string::npos)
+      << result.messages;
   EXPECT_EQ(result.messages.find("rank 0"), std::string::npos);
 }
 
@@ -113,7 +115,8 @@ TEST_F(TrainTest, CtrlCDetachesAndTheJobGoesOn) {
   process.Signal(SIGINT);
   const OomResult result = process.Finish();
   EXPECT_EQ(result.exit_code, 130) << result.messages;
-  EXPECT_NE(result.messages.find("re-attach: oom watch tiny\n"), std::string::npos) << result.messages;
+  EXPECT_NE(result.messages.find("re-attach: oom watch tiny\n"), std::string::npos)
+      << result.messages;
   EXPECT_TRUE(fake_->cancels().empty());
   EXPECT_EQ(fake_->Find("jobs/tiny").state(), v1::JOB_STATE_RUNNING);
 }
@@ -159,9 +162,10 @@ std::vector<int64_t> Sequences(const std::string& data) {
 // Method: the server ends each of three streams after four events, for different reasons.
 TEST_F(TrainTest, WatchLosesAndRepeatsNoEventWhenStreamsBreak) {
   fake_->Publish(MakeJob("tiny", v1::JOB_STATE_QUEUED));
-  fake_->BreakWatches(4, {grpc::Status(grpc::StatusCode::UNAVAILABLE, "restart"),
-                          ErrorWithDetails(grpc::StatusCode::RESOURCE_EXHAUSTED, "too slow", "WATCH_OVERFLOW"),
-                          grpc::Status(grpc::StatusCode::UNAVAILABLE, "again")});
+  fake_->BreakWatches(
+      4, {grpc::Status(grpc::StatusCode::UNAVAILABLE, "restart"),
+          ErrorWithDetails(grpc::StatusCode::RESOURCE_EXHAUSTED, "too slow", "WATCH_OVERFLOW"),
+          grpc::Status(grpc::StatusCode::UNAVAILABLE, "again")});
   OomProcess process({"watch", "tiny", "-o", "jsonl"}, options_);
   ASSERT_TRUE(process.WaitFor("BOOKMARK"));
   for (int i = 2; i <= 19; ++i) fake_->Publish(MakeJob("tiny", v1::JOB_STATE_RUNNING, i));
@@ -176,7 +180,8 @@ TEST_F(TrainTest, WatchLosesAndRepeatsNoEventWhenStreamsBreak) {
 
 TEST_F(TrainTest, ATokenThatIsTooOldLeadsToANewSnapshot) {
   fake_->Publish(MakeJob("tiny", v1::JOB_STATE_SUCCEEDED, 20));
-  fake_->BreakWatches(0, {ErrorWithDetails(grpc::StatusCode::OUT_OF_RANGE, "compacted", "TOKEN_COMPACTED")});
+  fake_->BreakWatches(
+      0, {ErrorWithDetails(grpc::StatusCode::OUT_OF_RANGE, "compacted", "TOKEN_COMPACTED")});
   const OomResult result = Run({"watch", "tiny", "-o", "jsonl", "--resume-token", "1"});
   EXPECT_EQ(result.exit_code, 0) << result.messages;
   EXPECT_NE(result.data.find("JOB_EVENT_KIND_SNAPSHOT"), std::string::npos) << result.data;
@@ -192,7 +197,8 @@ TEST_F(TrainTest, AnErrorThatIsNotALostConnectionEndsTheWatch) {
   EXPECT_EQ(Run({"watch", "tiny"}).exit_code, 5);
 }
 
-// Goal: a client outlives a restart of oomd. Method: one fake ends, another takes over what it stored.
+// Goal: a client outlives a restart of oomd. Method: one fake ends, another takes over what it
+// stored.
 TEST_F(TrainTest, TrainGoesOnAfterARestartOfTheDaemon) {
   TrainTo(v1::JOB_STATE_RUNNING, 2);
   OomProcess process({"train", "job.yaml"}, options_);
@@ -231,7 +237,8 @@ TEST_F(TrainTest, ATimeoutIs124WithAndWithoutADaemon) {
   EXPECT_EQ(Run({"wait", "slow", "--timeout", "200ms"}).exit_code, 124);
   EXPECT_EQ(Run({"watch", "slow", "--timeout", "200ms"}).exit_code, 124);
   EXPECT_EQ(Run({"watch", "--timeout", "200ms"}).exit_code, 124);
-  EXPECT_EQ(Run({"wait", "slow", "--timeout", "300ms", "--host", folder_ + "/none.sock"}).exit_code, 124);
+  EXPECT_EQ(Run({"wait", "slow", "--timeout", "300ms", "--host", folder_ + "/none.sock"}).exit_code,
+            124);
 }
 
 TEST_F(TrainTest, WaitWaitsForADaemonThatIsNotThereYet) {
@@ -280,7 +287,8 @@ TEST_F(EmbeddedTest, ThePrivateDaemonEndsWithTheJobAndLeavesNothing) {
 }
 
 TEST_F(EmbeddedTest, CtrlCCancelsBecauseTheDaemonCannotBeLeft) {
-  OomProcess process({"train", "--embedded", "--state-dir", "state", "--name", "long", "job.yaml"}, options_);
+  OomProcess process({"train", "--embedded", "--state-dir", "state", "--name", "long", "job.yaml"},
+                     options_);
   ASSERT_TRUE(process.WaitFor("step 20/20"));
   process.Signal(SIGINT);
   const OomResult result = process.Finish();

@@ -1,5 +1,5 @@
-// Any text as a job file: refused with a Status that names the file, or a spec that has what is required
-// and that its own YAML form gives back.
+// Any text as a job file: refused with a Status that names the file, or a spec that has what is
+// required and that its own YAML form gives back.
 
 #include <google/protobuf/util/message_differencer.h>
 

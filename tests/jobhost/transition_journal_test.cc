@@ -109,7 +109,8 @@ TEST_F(JournalTest, AChangedByteBeforeTheLastRecordIsRefused) {
 }
 
 // Goal: what Append has returned is there after kill -9, in order and without a gap.
-// Method: a child says each number that was recorded through a pipe until it is killed; many rounds on one file.
+// Method: a child says each number that was recorded through a pipe until it is killed; many rounds
+// on one file.
 TEST_F(JournalTest, KillMinusNineLosesNothingThatWasRecorded) {
   int64_t recorded = 0;
   for (int round = 0; round < 20; ++round) {

@@ -32,7 +32,8 @@ class WorkerProcessTest : public ::testing::Test {
     ::chmod(path.c_str(), 0755);
     return path;
   }
-  Result<std::unique_ptr<WorkerProcess>> Start(const std::string& program, int64_t cap_bytes = 1 << 20) {
+  Result<std::unique_ptr<WorkerProcess>> Start(const std::string& program,
+                                               int64_t cap_bytes = 1 << 20) {
     return WorkerProcess::Start(
         {.program = program, .rank = 3, .log = {.path = LogPath(), .cap_bytes = cap_bytes}});
   }
@@ -64,7 +65,8 @@ TEST_F(WorkerProcessTest, OutputOfBothStreamsIsInTheLogWhenTheEndIsSeen) {
 
 TEST_F(WorkerProcessTest, TheControlSocketIsDescriptorThreeAndNothingElseIsInherited) {
   auto worker = Start(Script("[[ -S /proc/self/fd/3 ]] && echo socket; ls /proc/$$/fd | sort -n | "
-                             "tr '\\n' ' '")).value();
+                             "tr '\\n' ' '"))
+                    .value();
   ASSERT_TRUE(worker->WaitFor(milliseconds(20000)).has_value());
   // 255 is the script that the shell reads.
   EXPECT_EQ(Log(), "socket\n0 1 2 3 255 \n");
@@ -132,7 +134,8 @@ TEST_F(WorkerProcessTest, LongLinesAreCutAndSaidToBe) {
   ASSERT_TRUE(worker->WaitFor(milliseconds(20000)).has_value());
   const std::string log = Log();
   EXPECT_EQ(log.find('\n'), static_cast<size_t>(kLogLineLimitBytes));
-  EXPECT_NE(log.find(std::to_string(20000 - kLogLineLimitBytes) + " bytes more"), std::string::npos);
+  EXPECT_NE(log.find(std::to_string(20000 - kLogLineLimitBytes) + " bytes more"),
+            std::string::npos);
   EXPECT_NE(log.find("\nnext\n"), std::string::npos);
 }
 
@@ -145,9 +148,8 @@ TEST_F(WorkerProcessTest, AFloodStaysWithinTwiceTheCapAndKeepsTheEnd) {
 }
 
 TEST_F(WorkerProcessTest, AFullDiskDoesNotHoldTheWorkerUp) {
-  auto worker = WorkerProcess::Start({.program = Script("seq 1 100000; exit 7"),
-                                      .rank = 0,
-                                      .log = {.path = "/dev/full"}});
+  auto worker = WorkerProcess::Start(
+      {.program = Script("seq 1 100000; exit 7"), .rank = 0, .log = {.path = "/dev/full"}});
   ASSERT_TRUE(worker.ok()) << worker.status().ToString();
   const auto exit = worker.value()->WaitFor(milliseconds(60000));
   ASSERT_TRUE(exit.has_value());

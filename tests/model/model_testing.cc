@@ -91,6 +91,13 @@ std::string WithKey(const std::string& config, const std::string& key, const std
   return ::testing::AssertionSuccess() << status.message();
 }
 
+RawTensor* FindTensor(std::vector<RawTensor>& tensors, const std::string& name) {
+  for (RawTensor& tensor : tensors) {
+    if (tensor.name == name) return &tensor;
+  }
+  return nullptr;
+}
+
 void WriteRawFile(const std::string& path, const std::string& header, const std::string& data) {
   std::string file(8, '\0');
   for (int i = 0; i < 8; ++i)

@@ -62,6 +62,9 @@ struct RawTensor {
   std::vector<int64_t> shape;
   std::string bytes;
 };
+// nullptr if there is none.
+RawTensor* FindTensor(std::vector<RawTensor>& tensors, const std::string& name);
+
 // A safetensors file without the writer under test: header from the tensors, data one after the
 // other.
 void WriteRawSafetensors(const std::string& path, const std::vector<RawTensor>& tensors);

@@ -51,7 +51,8 @@ TEST(EventLogTest, ProgressNeverFillsAQueueAndNeverLeadsBack) {
   int rest = 0;
   while ((event = watcher->Pop())) {
     ++rest;
-    EXPECT_EQ(event->resume_token(), MakeResumeToken("store", 6)) << "resuming here would repeat event 6";
+    EXPECT_EQ(event->resume_token(), MakeResumeToken("store", 6))
+        << "resuming here would repeat event 6";
   }
   EXPECT_EQ(rest, 2);
 }
@@ -72,8 +73,9 @@ TEST(EventLogTest, NotifiesOnArrivalAndEnd) {
 
 TEST(ResumeTokenTest, OnlyTokensOfThisStoreAreTaken) {
   EXPECT_EQ(ParseResumeToken("abc", MakeResumeToken("abc", 17)).value(), 17);
-  for (const std::string bad : {"", ".", "abc", "abc.", "abc.-1", "abc.1x", "abd.17", "abc.99999999999999999999",
-                                "17", "abc.1.2", std::string("abc.1\0", 6).c_str()}) {
+  for (const std::string bad :
+       {"", ".", "abc", "abc.", "abc.-1", "abc.1x", "abd.17", "abc.99999999999999999999", "17",
+        "abc.1.2", std::string("abc.1\0", 6).c_str()}) {
     if (bad == "abc.1") continue;
     EXPECT_EQ(ParseResumeToken("abc", bad).ok(), false) << bad;
   }

@@ -40,7 +40,9 @@ class FakeLauncher : public Launcher {
     }
     return Found::kNeverStarted;
   }
-  std::vector<internal::v1::Transition> Leftovers(const std::string& uid) override { return leftovers[uid]; }
+  std::vector<internal::v1::Transition> Leftovers(const std::string& uid) override {
+    return leftovers[uid];
+  }
   void Send(const std::string& uid, const internal::v1::DaemonFrame& frame) override {
     sent.push_back({.uid = uid, .frame = frame});
   }

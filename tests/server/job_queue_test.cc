@@ -15,11 +15,13 @@ NodeResources::Options TwoNodes() {
 }
 
 ResourceNeed Need(int devices, int64_t node0, int64_t node1) {
-  return {.device_kind = v1::DEVICE_KIND_CPU, .device_count = devices, .bytes_by_node = {node0, node1}};
+  return {
+      .device_kind = v1::DEVICE_KIND_CPU, .device_count = devices, .bytes_by_node = {node0, node1}};
 }
 
-// Goal: never more than fits; the order is priority, then submission; what is released can be taken again.
-// Method: random submissions, starts and ends against a model that is a sorted list and plain sums.
+// Goal: never more than fits; the order is priority, then submission; what is released can be taken
+// again. Method: random submissions, starts and ends against a model that is a sorted list and
+// plain sums.
 TEST(JobQueueTest, StartsTheModelsHeadAndNeverMoreThanFits) {
   struct Job {
     std::string id;
@@ -38,8 +40,10 @@ TEST(JobQueueTest, StartsTheModelsHeadAndNeverMoreThanFits) {
     for (int i = 0; i < 2000; ++i) {
       const int what = below(3);
       if (what == 0) {
-        Job job{"j" + std::to_string(i), below(5) - 2, i, Need(1 + below(4), below(8) * 1_GiB, below(8) * 1_GiB)};
-        queue.Add({.id = job.id, .priority = job.priority, .submit_order = job.order, .need = job.need});
+        Job job{"j" + std::to_string(i), below(5) - 2, i,
+                Need(1 + below(4), below(8) * 1_GiB, below(8) * 1_GiB)};
+        queue.Add(
+            {.id = job.id, .priority = job.priority, .submit_order = job.order, .need = job.need});
         waiting.push_back(job);
         std::stable_sort(waiting.begin(), waiting.end(),
                          [](const Job& a, const Job& b) { return a.priority > b.priority; });
@@ -67,7 +71,8 @@ TEST(JobQueueTest, StartsTheModelsHeadAndNeverMoreThanFits) {
       std::string expected;
       if (!waiting.empty()) {
         const ResourceNeed& need = waiting[0].need;
-        const bool fits = devices + need.device_count <= 4 && bytes[0] + need.bytes_by_node[0] <= 10_GiB &&
+        const bool fits = devices + need.device_count <= 4 &&
+                          bytes[0] + need.bytes_by_node[0] <= 10_GiB &&
                           bytes[1] + need.bytes_by_node[1] <= 10_GiB;
         if (fits) expected = waiting[0].id;
       }
@@ -83,7 +88,9 @@ TEST(JobQueueTest, StartsTheModelsHeadAndNeverMoreThanFits) {
       ASSERT_LE(bytes[0], 10_GiB);
       ASSERT_LE(bytes[1], 10_GiB);
       const auto& holders = resources.devices(v1::DEVICE_KIND_CPU);
-      ASSERT_EQ(std::count_if(holders.begin(), holders.end(), [](const std::string& h) { return !h.empty(); }), devices);
+      ASSERT_EQ(std::count_if(holders.begin(), holders.end(),
+                              [](const std::string& h) { return !h.empty(); }),
+                devices);
       ASSERT_EQ(queue.size(), waiting.size());
     }
   }
@@ -98,7 +105,8 @@ TEST(JobQueueTest, AWaitingJobIsToldWhatBlocksItInNumbers) {
   const auto waiting = queue.Explain(resources);
   ASSERT_EQ(waiting.size(), 2U);
   EXPECT_EQ(waiting[0].reason, "WAITING_RESOURCES");
-  EXPECT_EQ(waiting[0].blocked_by, "host memory of numa 0: needs 3.00 GiB, 2.00 GiB of 10.0 GiB free");
+  EXPECT_EQ(waiting[0].blocked_by,
+            "host memory of numa 0: needs 3.00 GiB, 2.00 GiB of 10.0 GiB free");
   EXPECT_EQ(waiting[1].reason, "WAITING_PRIORITY");
   EXPECT_EQ(waiting[1].head, "head");
   EXPECT_EQ(waiting[1].jobs_ahead, 1);

@@ -15,20 +15,24 @@ using Pair = std::pair<std::string, std::string>;
 // Method: every pair of states against the list of what is allowed.
 TEST(JobStateTest, ExactlyTheTabledTransitionsAreAllowed) {
   std::set<Pair> allowed = {
-      {"QUEUED", "STARTING"},    {"QUEUED", "SUSPENDED"},     {"QUEUED", "CANCELLED"},  {"QUEUED", "FAILED"},
-      {"SUSPENDED", "QUEUED"},   {"SUSPENDED", "CANCELLED"},  {"STARTING", "STARTING"}, {"STARTING", "RUNNING"},
-      {"STARTING", "STOPPING"},  {"STARTING", "RECOVERING"},  {"RUNNING", "RUNNING"},   {"RUNNING", "STOPPING"},
-      {"RUNNING", "RECOVERING"}, {"RECOVERING", "STARTING"},  {"RECOVERING", "RUNNING"}, {"RECOVERING", "STOPPING"},
-      {"STOPPING", "STOPPING"},  {"STOPPING", "RECOVERING"},  {"RECOVERING", "RECOVERING"},
+      {"QUEUED", "STARTING"},       {"QUEUED", "SUSPENDED"},    {"QUEUED", "CANCELLED"},
+      {"QUEUED", "FAILED"},         {"SUSPENDED", "QUEUED"},    {"SUSPENDED", "CANCELLED"},
+      {"STARTING", "STARTING"},     {"STARTING", "RUNNING"},    {"STARTING", "STOPPING"},
+      {"STARTING", "RECOVERING"},   {"RUNNING", "RUNNING"},     {"RUNNING", "STOPPING"},
+      {"RUNNING", "RECOVERING"},    {"RECOVERING", "STARTING"}, {"RECOVERING", "RUNNING"},
+      {"RECOVERING", "STOPPING"},   {"STOPPING", "STOPPING"},   {"STOPPING", "RECOVERING"},
+      {"RECOVERING", "RECOVERING"},
   };
   for (const std::string from : {"STARTING", "RUNNING", "RECOVERING", "STOPPING"}) {
-    for (const std::string to : {"SUCCEEDED", "FAILED", "CANCELLED", "SUSPENDED"}) allowed.insert({from, to});
+    for (const std::string to : {"SUCCEEDED", "FAILED", "CANCELLED", "SUSPENDED"})
+      allowed.insert({from, to});
   }
   for (int from = v1::JOB_STATE_QUEUED; from <= v1::JOB_STATE_RECOVERING; ++from) {
     for (int to = v1::JOB_STATE_QUEUED; to <= v1::JOB_STATE_RECOVERING; ++to) {
       const auto a = static_cast<v1::JobState>(from);
       const auto b = static_cast<v1::JobState>(to);
-      EXPECT_EQ(MayFollow(a, b), allowed.contains({StateName(a), StateName(b)})) << StateName(a) << " -> " << StateName(b);
+      EXPECT_EQ(MayFollow(a, b), allowed.contains({StateName(a), StateName(b)}))
+          << StateName(a) << " -> " << StateName(b);
     }
   }
 }

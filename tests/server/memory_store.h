@@ -1,5 +1,5 @@
-// A Store in memory, with commits that can be made to fail. Its content outlives the controllers over it, as
-// a disk does.
+// A Store in memory, with commits that can be made to fail. Its content outlives the controllers
+// over it, as a disk does.
 
 #pragma once
 
@@ -16,8 +16,9 @@ class MemoryStore : public Store {
   Result<StoreContent> Load() override {
     StoreContent content{.store_id = "0123456789abcdef", .jobs = {}, .last_sequence = 0};
     for (const auto& [uid, record] : jobs) content.jobs.push_back(record);
-    std::sort(content.jobs.begin(), content.jobs.end(),
-              [](const JobRecord& a, const JobRecord& b) { return a.submit_order < b.submit_order; });
+    std::sort(content.jobs.begin(), content.jobs.end(), [](const JobRecord& a, const JobRecord& b) {
+      return a.submit_order < b.submit_order;
+    });
     if (!events.empty()) content.last_sequence = events.back().sequence;
     return content;
   }
@@ -26,10 +27,12 @@ class MemoryStore : public Store {
     ++commit_count;
     for (const JobRecord& record : batch.jobs) jobs[record.job.uid()] = record;
     for (const StoredEvent& event : batch.events) events.push_back(event);
-    for (const StoredRequest& request : batch.requests) requests[{request.owner, request.request_id}] = request;
+    for (const StoredRequest& request : batch.requests)
+      requests[{request.owner, request.request_id}] = request;
     return Status::Ok();
   }
-  Result<std::optional<StoredRequest>> FindRequest(uint32_t owner, const std::string& request_id) override {
+  Result<std::optional<StoredRequest>> FindRequest(uint32_t owner,
+                                                   const std::string& request_id) override {
     const auto it = requests.find({owner, request_id});
     if (it == requests.end()) return std::optional<StoredRequest>();
     return std::optional<StoredRequest>(it->second);

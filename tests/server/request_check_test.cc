@@ -31,22 +31,29 @@ TEST(RequestCheckTest, EachBadFieldIsNamed) {
   using Request = v1::CreateJobRequest;
   using Spec = v1::JobSpec;
   EXPECT_EQ(field_of([](Request& r, Spec&) { r.clear_job(); }), "job.spec");
-  EXPECT_EQ(field_of([](Request& r, Spec&) { r.set_request_id(std::string(129, 'x')); }), "request_id");
+  EXPECT_EQ(field_of([](Request& r, Spec&) { r.set_request_id(std::string(129, 'x')); }),
+            "request_id");
   EXPECT_EQ(field_of([](Request&, Spec& s) { s.set_priority(1001); }), "priority");
   EXPECT_EQ(field_of([](Request&, Spec& s) { s.set_priority(-1001); }), "priority");
   EXPECT_EQ(field_of([](Request&, Spec& s) { s.set_name("a\nb"); }), "name");
   EXPECT_EQ(field_of([](Request&, Spec& s) { s.set_output(""); }), "output");
   EXPECT_EQ(field_of([](Request&, Spec& s) { s.set_output("relative"); }), "output");
-  EXPECT_EQ(field_of([](Request&, Spec& s) { s.mutable_model()->set_path(std::string("/a\0b", 4)); }), "model.path");
-  EXPECT_EQ(field_of([](Request&, Spec& s) { s.mutable_data()->set_train("../../etc"); }), "data.train");
-  EXPECT_EQ(field_of([](Request&, Spec& s) { s.set_resume("/" + std::string(5000, 'x')); }), "resume");
+  EXPECT_EQ(
+      field_of([](Request&, Spec& s) { s.mutable_model()->set_path(std::string("/a\0b", 4)); }),
+      "model.path");
+  EXPECT_EQ(field_of([](Request&, Spec& s) { s.mutable_data()->set_train("../../etc"); }),
+            "data.train");
+  EXPECT_EQ(field_of([](Request&, Spec& s) { s.set_resume("/" + std::string(5000, 'x')); }),
+            "resume");
   EXPECT_EQ(field_of([](Request&, Spec& s) { s.set_plan("plan.json"); }), "plan");
   EXPECT_EQ(field_of([](Request&, Spec& s) {
               for (int i = 0; i < 65; ++i) (*s.mutable_labels())["k" + std::to_string(i)] = "v";
-            }), "labels");
+            }),
+            "labels");
   EXPECT_EQ(field_of([](Request&, Spec& s) {
               for (int i = 0; i < 300000; ++i) s.mutable_optimizer()->add_betas(0.5);
-            }), "job.spec");
+            }),
+            "job.spec");
 }
 
 TEST(RequestCheckTest, ThePayloadHashSeesEverythingButTheRequestId) {
@@ -87,7 +94,8 @@ TEST(RequestCheckTest, PageSizesAreCoercedButNotNegative) {
 
 TEST(JobIdTest, MadeIdsAreAlwaysValid) {
   EXPECT_EQ(MakeJobId("My Run_2"), "my-run-2");
-  for (const std::string name : {"", "---", "9", "a", "ÄÖ", "\x1b]0;x\a", "-a-", std::string(300, 'q').c_str()}) {
+  for (const std::string name :
+       {"", "---", "9", "a", "ÄÖ", "\x1b]0;x\a", "-a-", std::string(300, 'q').c_str()}) {
     EXPECT_TRUE(IsValidJobId(MakeJobId(name))) << name << " -> " << MakeJobId(name);
   }
   for (const std::string bad : {"", "A", "1a", "a-", "a_b", "a b", std::string(64, 'a').c_str()}) {

@@ -41,17 +41,26 @@ class SqliteStoreTest : public testing::Test {
     record.pools = {pool, pool};
     return record;
   }
-  static StoreBatch Batch(const std::string& id, int64_t order, int64_t sequence, double time = 1000) {
+  static StoreBatch Batch(const std::string& id, int64_t order, int64_t sequence,
+                          double time = 1000) {
     StoreBatch batch;
     batch.jobs.push_back(Record(id, order, sequence));
-    batch.events.push_back({.sequence = sequence, .unix_seconds = time, .job_name = "jobs/" + id, .job = batch.jobs[0].job});
-    batch.requests.push_back({.owner = 1, .request_id = "r-" + id, .payload_hash = 0xFFFFFFFFFFFFFFFF, .unix_seconds = time, .answer = batch.jobs[0].job});
+    batch.events.push_back({.sequence = sequence,
+                            .unix_seconds = time,
+                            .job_name = "jobs/" + id,
+                            .job = batch.jobs[0].job});
+    batch.requests.push_back({.owner = 1,
+                              .request_id = "r-" + id,
+                              .payload_hash = 0xFFFFFFFFFFFFFFFF,
+                              .unix_seconds = time,
+                              .answer = batch.jobs[0].job});
     return batch;
   }
   void Execute(const std::string& sql) {
     sqlite3* database = nullptr;
     ASSERT_EQ(sqlite3_open(options_.path.c_str(), &database), SQLITE_OK);
-    EXPECT_EQ(sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr), SQLITE_OK) << sqlite3_errmsg(database);
+    EXPECT_EQ(sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr), SQLITE_OK)
+        << sqlite3_errmsg(database);
     sqlite3_close(database);
   }
 
@@ -105,7 +114,8 @@ TEST_F(SqliteStoreTest, ACommitIsAllOrNothingAndAFailureIsTheLastWord) {
 
 TEST_F(SqliteStoreTest, EventsAreReadInOrderByPage) {
   const auto store = Open();
-  for (int i = 1; i <= 10; ++i) ASSERT_TRUE(store->Commit(Batch("j" + std::to_string(i), i, i)).ok());
+  for (int i = 1; i <= 10; ++i)
+    ASSERT_TRUE(store->Commit(Batch("j" + std::to_string(i), i, i)).ok());
   int64_t after = 2;
   std::vector<int64_t> seen;
   while (true) {
@@ -122,13 +132,15 @@ TEST_F(SqliteStoreTest, CompactionForgetsAPrefixAndSaysSo) {
   options_.event_retention_count = 4;
   options_.request_retention_seconds = 100;
   const auto store = Open();
-  for (int i = 1; i <= 10; ++i) ASSERT_TRUE(store->Commit(Batch("j" + std::to_string(i), i, i, 1000 + 10 * i)).ok());
+  for (int i = 1; i <= 10; ++i)
+    ASSERT_TRUE(store->Commit(Batch("j" + std::to_string(i), i, i, 1000 + 10 * i)).ok());
   ASSERT_TRUE(store->Compact(1105).ok());
   EXPECT_EQ(store->ReadEvents(5, 10).status().code(), Code::kOutOfRange);
   EXPECT_EQ(store->ReadEvents(6, 10)->size(), 4U);
   EXPECT_TRUE(store->FindRequest(1, "r-j1")->has_value());
   ASSERT_TRUE(store->Compact(5000).ok());
-  EXPECT_EQ(store->ReadEvents(9, 10)->size(), 1U) << "the newest event stays: numbers go on from it";
+  EXPECT_EQ(store->ReadEvents(9, 10)->size(), 1U)
+      << "the newest event stays: numbers go on from it";
   EXPECT_FALSE(store->FindRequest(1, "r-j1")->has_value());
   EXPECT_EQ(store->Load()->jobs.size(), 10U);
   EXPECT_EQ(store->Load()->last_sequence, 10);
@@ -148,7 +160,8 @@ TEST_F(SqliteStoreTest, ANewerSchemaIsRefusedAndLeftAlone) {
 TEST_F(SqliteStoreTest, ADamagedDatabaseIsFoundAtStart) {
   {
     const auto store = Open();
-    for (int i = 1; i <= 200; ++i) ASSERT_TRUE(store->Commit(Batch("j" + std::to_string(i), i, i)).ok());
+    for (int i = 1; i <= 200; ++i)
+      ASSERT_TRUE(store->Commit(Batch("j" + std::to_string(i), i, i)).ok());
     ASSERT_TRUE(store->Compact(1000).ok());
   }
   {
@@ -176,15 +189,21 @@ TEST_F(SqliteStoreTest, TheFileIsInWalModeWithStrictTables) {
   sqlite3* database = nullptr;
   ASSERT_EQ(sqlite3_open(options_.path.c_str(), &database), SQLITE_OK);
   std::string mode;
-  sqlite3_exec(database, "PRAGMA journal_mode", [](void* out, int, char** values, char**) {
-    *static_cast<std::string*>(out) = values[0];
-    return 0;
-  }, &mode, nullptr);
+  sqlite3_exec(
+      database, "PRAGMA journal_mode",
+      [](void* out, int, char** values, char**) {
+        *static_cast<std::string*>(out) = values[0];
+        return 0;
+      },
+      &mode, nullptr);
   std::string strict;
-  sqlite3_exec(database, "SELECT count(*) FROM pragma_table_list WHERE strict=1", [](void* out, int, char** values, char**) {
-    *static_cast<std::string*>(out) = values[0];
-    return 0;
-  }, &strict, nullptr);
+  sqlite3_exec(
+      database, "SELECT count(*) FROM pragma_table_list WHERE strict=1",
+      [](void* out, int, char** values, char**) {
+        *static_cast<std::string*>(out) = values[0];
+        return 0;
+      },
+      &strict, nullptr);
   sqlite3_close(database);
   EXPECT_EQ(mode, "wal");
   EXPECT_EQ(strict, "4");

@@ -3,10 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
-
-#include <nlohmann/json.hpp>
 
 namespace oom {
 namespace {
@@ -15,8 +14,12 @@ using Json = nlohmann::json;
 
 TraceEvent Event(const std::string& process, const std::string& row, double start, double duration,
                  int64_t bytes = -1) {
-  return {.name = "event", .process = process, .row = row, .start_microseconds = start,
-          .duration_microseconds = duration, .bytes = bytes};
+  return {.name = "event",
+          .process = process,
+          .row = row,
+          .start_microseconds = start,
+          .duration_microseconds = duration,
+          .bytes = bytes};
 }
 
 TEST(ChromeTraceTest, PartsMergeIntoOneRowAResource) {
@@ -49,8 +52,8 @@ TEST(ChromeTraceTest, PartsMergeIntoOneRowAResource) {
                                                 "rank 1/compute"}));
 }
 
-// Goal: within a row of the file, events follow each other or nest, whatever was added, and none is lost.
-// Method: random intervals on a few rows; each pair of a row is checked.
+// Goal: within a row of the file, events follow each other or nest, whatever was added, and none is
+// lost. Method: random intervals on a few rows; each pair of a row is checked.
 TEST(ChromeTraceTest, EventsOfARowNeverOverlapInPart) {
   std::mt19937 random(11);
   ChromeTrace trace;
@@ -63,7 +66,8 @@ TEST(ChromeTraceTest, EventsOfARowNeverOverlapInPart) {
   for (const Json& event : json["traceEvents"]) {
     if (event["ph"] != "X") continue;
     ++count;
-    rows[event["tid"]].push_back({event["ts"].get<double>(), event["ts"].get<double>() + event["dur"].get<double>()});
+    rows[event["tid"]].push_back(
+        {event["ts"].get<double>(), event["ts"].get<double>() + event["dur"].get<double>()});
   }
   EXPECT_EQ(count, 300u);
   for (const auto& [tid, intervals] : rows) {
@@ -82,8 +86,11 @@ TEST(ChromeTraceTest, EventsOfARowNeverOverlapInPart) {
 TEST(ChromeTraceTest, ReadsBackWhatItWrote) {
   ChromeTrace trace;
   trace.Add(Event("rank 0", "compute", 1.0 / 3, 2e9 + 0.125, 0));
-  trace.Add({.name = "quote \" backslash \\ control \n utf8 \xC3\xA9 broken \xFF", .process = "p\"",
-             .row = "r\n", .start_microseconds = -1, .duration_microseconds = 0});
+  trace.Add({.name = "quote \" backslash \\ control \n utf8 \xC3\xA9 broken \xFF",
+             .process = "p\"",
+             .row = "r\n",
+             .start_microseconds = -1,
+             .duration_microseconds = 0});
   const auto read = ChromeTrace::FromJson(trace.ToJson(), "t");
   ASSERT_TRUE(read.ok()) << read.status().ToString();
   ASSERT_EQ(read->events().size(), 2u);
@@ -102,12 +109,13 @@ TEST(ChromeTraceTest, AnEmptyTraceIsValid) {
 }
 
 TEST(ChromeTraceTest, OtherTextIsRefused) {
-  for (const char* text : {"", "[]", "{}", "{\"traceEvents\": 1}", "{\"traceEvents\": [1]}",
-                           "{\"traceEvents\": [{\"ph\": \"X\", \"name\": \"a\", \"pid\": 1, \"tid\": 1}]}",
-                           "{\"traceEvents\": [{\"ph\": \"X\", \"name\": \"a\", \"pid\": 1, \"tid\": 1, "
-                           "\"ts\": 1, \"dur\": 1}]}",
-                           "{\"traceEvents\": [{\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": 1, "
-                           "\"tid\": 1, \"args\": {\"name\": 5}}]}"}) {
+  for (const char* text :
+       {"", "[]", "{}", "{\"traceEvents\": 1}", "{\"traceEvents\": [1]}",
+        "{\"traceEvents\": [{\"ph\": \"X\", \"name\": \"a\", \"pid\": 1, \"tid\": 1}]}",
+        "{\"traceEvents\": [{\"ph\": \"X\", \"name\": \"a\", \"pid\": 1, \"tid\": 1, "
+        "\"ts\": 1, \"dur\": 1}]}",
+        "{\"traceEvents\": [{\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": 1, "
+        "\"tid\": 1, \"args\": {\"name\": 5}}]}"}) {
     const auto read = ChromeTrace::FromJson(text, "file.json");
     ASSERT_FALSE(read.ok()) << text;
     EXPECT_EQ(read.status().code(), Code::kInvalidArgument);

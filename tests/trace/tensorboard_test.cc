@@ -11,8 +11,8 @@ namespace oom {
 namespace {
 
 TEST(TensorboardTest, ARecordIsFramedAsPublished) {
-  // Length, masked CRC32C of the length, payload, masked CRC32C of the payload; "a" worked out by hand from
-  // crc32c("a") = c1d04330.
+  // Length, masked CRC32C of the length, payload, masked CRC32C of the payload; "a" worked out by
+  // hand from crc32c("a") = c1d04330.
   const std::string record = FrameRecord("a");
   ASSERT_EQ(record.size(), 17u);
   EXPECT_EQ(record.substr(0, 8), std::string("\1\0\0\0\0\0\0\0", 8));
@@ -20,7 +20,8 @@ TEST(TensorboardTest, ARecordIsFramedAsPublished) {
   const uint32_t crc = 0xC1D04330u;
   const uint32_t masked = ((crc >> 15) | (crc << 17)) + 0xA282EAD8u;
   for (int i = 0; i < 4; ++i) {
-    EXPECT_EQ(static_cast<uint8_t>(record[13 + static_cast<size_t>(i)]), (masked >> (8 * i)) & 0xFF);
+    EXPECT_EQ(static_cast<uint8_t>(record[13 + static_cast<size_t>(i)]),
+              (masked >> (8 * i)) & 0xFF);
   }
 }
 

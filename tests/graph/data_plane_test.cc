@@ -1,0 +1,197 @@
+// The data plane between ranks and the host optimizer in one process, so that ThreadSanitizer sees every race
+// (engine rules, section 5): real executors, pools, words and updates; only the operators are fake.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/graph/delay.h"
+#include "tests/graph/engine_testing.h"
+#include "tests/graph/fake_job.h"
+
+namespace oom::testing {
+namespace {
+
+HostOptimizer::Options WithDelays(uint64_t seed) {
+  HostOptimizer::Options host;
+  host.before_update = [seed](int64_t, int64_t) { RandomDelay(seed, 300); };
+  return host;
+}
+
+FakeWorker::Options DelayedWorker(uint64_t seed) {
+  FakeWorker::Options worker;
+  worker.before_node = [seed](const Node&, int64_t) {
+    RandomDelay(seed, 200);
+    return Status::Ok();
+  };
+  return worker;
+}
+
+struct RunResult {
+  std::vector<double> norms;
+  std::vector<double> losses;
+};
+
+// Runs steps [first, last) and advances the reference with the clip factors that came out.
+void RunJob(const TestJob& job, const PoolMap& pools, uint64_t seed, int64_t first, int64_t last,
+            double max_gradient_norm, ReferenceJob* reference, RunResult* result) {
+  HostOptimizer::Options host = WithDelays(seed);
+  host.max_gradient_norm = max_gradient_norm;
+  FakeJob run(job, pools, seed, first, host, DelayedWorker(seed));
+  run.StartWorkers(last);
+  for (int64_t step = first; step < last; ++step) {
+    auto outcome = run.optimizer().FinishStep(step);
+    if (!outcome.ok()) {
+      std::string why = outcome.status().ToString();
+      for (int rank = 0; rank < job.plan.rank_count(); ++rank) {
+        why += "; rank " + std::to_string(rank) + ": " + run.Join(rank).ToString();
+      }
+      FAIL() << why << "\n" << run.Words();
+    }
+    double loss = 0.0;
+    for (int rank = 0; rank < job.plan.rank_count(); ++rank) {
+      loss += ReferenceJob::Loss(seed, step, rank);
+    }
+    ASSERT_EQ(outcome->loss_sum, loss) << "step " << step;
+    result->norms.push_back(outcome->gradient_norm);
+    result->losses.push_back(outcome->loss_sum);
+    reference->Step(outcome->clip);
+  }
+  for (int rank = 0; rank < job.plan.rank_count(); ++rank) {
+    const Status status = run.Join(rank);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+  }
+  run.optimizer().Stop();
+}
+
+std::string Describe(const TestJob& job) {
+  return job.plan.ShortDebugString() + " hidden " + std::to_string(job.model.hidden_size) +
+         " vocabulary " + std::to_string(job.model.vocabulary_size);
+}
+
+// Goal: whatever the plan and the timing, each update used the gradients of its step, which came from the weights of
+// its step.
+// Method: gradients depend on the weights that were read, so that one wrong read shows in every later weight; 10,000
+// steps over random jobs against a single-threaded reference, bit by bit.
+TEST(DataPlane, EveryUpdateUsesExactlyTheGradientsOfItsStep) {
+  constexpr int kJobs = 200;
+  constexpr int64_t kSteps = 50;
+  for (uint64_t seed = 1; seed <= kJobs; ++seed) {
+    const auto job = RandomJob(seed, {.max_layers = 2, .max_ranks = 3, .tiny = true});
+    SCOPED_TRACE("seed " + std::to_string(seed) + " " + Describe(*job));
+    const TestPools pools(*job->layout);
+    ReferenceJob reference(*job, seed);
+    reference.Fill(pools.map());
+    const bool deferred = job->plan.update_mode() == v1::UPDATE_MODE_DEFERRED;
+    RunResult result;
+    RunJob(*job, pools.map(), seed, 0, kSteps, deferred && seed % 2 == 0 ? 0.5 : 0.0, &reference,
+           &result);
+    if (::testing::Test::HasFatalFailure()) return;
+    ASSERT_EQ(reference.CompareAll(pools.map()), "");
+  }
+}
+
+// Goal: plans that differ in residency, delivery, boundaries, retention, chunks, backlog, buffers, threads and NUMA
+// placement give the same losses, norms, weights and moments bit for bit (engine rules, section 12).
+TEST(DataPlane, PlansDoNotChangeABit) {
+  for (const int ranks : {1, 2}) {
+    for (const bool float32 : {false, true}) {
+      const uint64_t seed = 900 + static_cast<uint64_t>(ranks) * 2 + (float32 ? 1 : 0);
+      Random random(seed);
+      JobShape shape{.max_layers = 2, .tiny = true};
+      const ModelDescription model = RandomModel(random, shape);
+      RunResult first;
+      for (int variant = 0; variant < 6; ++variant) {
+        TestJob job;
+        job.model = model;
+        job.plan = PlainPlan(model, ranks);
+        if (float32) job.plan.set_precision(v1::PRECISION_FLOAT32);
+        if (variant > 0) ScrambleBitNeutral(random, shape, &job.plan);
+        job.Derive();
+        SCOPED_TRACE(Describe(job));
+        const TestPools pools(*job.layout);
+        ReferenceJob reference(job, seed);
+        reference.Fill(pools.map());
+        RunResult result;
+        RunJob(job, pools.map(), seed, 0, 12, 0.0, &reference, &result);
+        if (::testing::Test::HasFatalFailure()) return;
+        ASSERT_EQ(reference.CompareAll(pools.map()), "");
+        if (variant == 0) first = result;
+        ASSERT_EQ(result.norms, first.norms);
+        ASSERT_EQ(result.losses, first.losses);
+      }
+    }
+  }
+}
+
+// A new attempt has a new page with zero words: it goes on as if nothing had happened, and takes no word of the old
+// one.
+TEST(DataPlane, StopAndResumeOnANewPageChangesNothing) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    const auto job = RandomJob(seed + 500, {.max_layers = 2, .max_ranks = 2, .tiny = true});
+    SCOPED_TRACE("seed " + std::to_string(seed) + " " + Describe(*job));
+    const TestPools pools(*job->layout);
+    ReferenceJob reference(*job, seed);
+    reference.Fill(pools.map());
+    RunResult result;
+    for (const auto& [first, last] : std::vector<std::pair<int64_t, int64_t>>{{0, 3}, {3, 4}, {4, 9}}) {
+      RunJob(*job, pools.map(), seed, first, last, 0.0, &reference, &result);
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+    ASSERT_EQ(reference.CompareAll(pools.map()), "");
+  }
+}
+
+// Transfers equal the graph's account exactly (engine rules, section 13), but for embedding rows, which travel once
+// each.
+TEST(DataPlane, TransfersEqualTheGraphsAccount) {
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    const auto job = RandomJob(seed + 700, {.max_layers = 2, .max_ranks = 2, .tiny = true});
+    SCOPED_TRACE(Describe(*job));
+    const TestPools pools(*job->layout);
+    ReferenceJob reference(*job, seed);
+    reference.Fill(pools.map());
+    constexpr int64_t kSteps = 3;
+    FakeJob run(*job, pools.map(), seed, 0, WithDelays(seed), DelayedWorker(seed));
+    run.StartWorkers(kSteps);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      const auto outcome = run.optimizer().FinishStep(step);
+      ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
+    }
+    std::map<Resource, int64_t> planned;
+    for (const Node& node : job->graph.nodes) {
+      if (node.owner_rank < 0) planned[node.resource] += node.bytes * kSteps;
+    }
+    const bool streamed_rows = !job->layout->resident(0);
+    for (int rank = 0; rank < job->plan.rank_count(); ++rank) {
+      ASSERT_TRUE(run.Join(rank).ok());
+      int64_t row_bytes = 0;
+      if (streamed_rows) {
+        for (int64_t step = 0; step < kSteps; ++step) {
+          std::set<int64_t> rows;
+          for (int a = 0; a < job->plan.accumulation(); ++a) {
+            const auto tokens = ReferenceJob::Tokens(seed, step, rank, a, job->batch.micro_batch_tokens(),
+                                                     job->model.vocabulary_size);
+            rows.insert(tokens.begin(), tokens.end());
+          }
+          row_bytes += static_cast<int64_t>(rows.size()) *
+                       (4 + job->model.hidden_size * job->layout->row_gradient_bytes());
+        }
+      }
+      const TransferCounts& moved = run.worker(rank).transfers();
+      EXPECT_EQ(moved.host_to_device_bytes, planned[Resource::kHostToDevice]);
+      EXPECT_EQ(moved.device_to_host_bytes, planned[Resource::kDeviceToHost] + row_bytes);
+      EXPECT_EQ(moved.boundary_bytes,
+                planned[Resource::kBoundaryOut] + planned[Resource::kBoundaryIn]);
+      EXPECT_EQ(moved.collective_bytes, planned[Resource::kCollective]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace oom::testing
