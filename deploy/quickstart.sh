@@ -53,7 +53,7 @@ trap 'exit 143' TERM
 stage_start=$SECONDS
 say "== install and build"
 interruptible "$oom_root/deploy/setup.sh"
-interruptible "$oom_root/deploy/build.sh" release oom oomd oom-jobhost oom-worker
+interruptible "$oom_root/deploy/build.sh" release oom oomd oom-jobhost oom-worker oom-export
 say "   $((SECONDS - stage_start)) s"
 
 stage_start=$SECONDS

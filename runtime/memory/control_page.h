@@ -44,6 +44,9 @@ struct StepRecord {
   double clip;                // k of the update rule; 1: no clipping.
 };
 
+// As shm_layout.md says.
+static_assert(sizeof(RankRecord) == 88 && sizeof(StepRecord) == 24);
+
 class ControlPage {
  public:
   struct Layout {

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "runtime/base/check.h"
-
 namespace oom {
 namespace {
 
@@ -22,6 +20,9 @@ Result<int64_t> TrainingLoop::Run() {
   cut_ = snapshot_at_ = options_.first_step;
   Grant();
   while (completed_ < end_) {
+    if (options_.stop->must_abort()) {
+      return Status(Code::kCancelled, "the job was stopped at once");
+    }
     if (granted_ == completed_) {
       // The next cut has to wait until the last snapshot is written.
       options_.checkpointer->Wait();
@@ -37,11 +38,12 @@ Result<int64_t> TrainingLoop::Run() {
     OOM_RETURN_IF_ERROR(ReportStep(outcome));
     BeginSnapshotIfDue();
   }
-  OOM_CHECK(ending_);
+  if (!ending_) return Status(Code::kCancelled, "the job was stopped at once");
   return completed_;
 }
 
 void TrainingLoop::Grant() {
+  if (options_.stop->must_abort()) return;
   if (!stop_seen_ && options_.stop->request()) {
     stop_seen_ = true;
     // The cut of a checkpoint has to be announced before its last step is granted: one step more is
