@@ -11,6 +11,10 @@
 namespace oom {
 namespace {
 
+// Far beyond any step; keeps byte counts of whole steps within 64 bits.
+constexpr int64_t kMostStepTokens = int64_t{1} << 36;
+constexpr int kMostCheckpoints = 100000;
+
 Status Invalid(const std::string& field, const std::string& message) {
   return Status(Code::kInvalidArgument, field + ": " + message)
       .WithReason("INVALID_INPUT")
@@ -50,6 +54,9 @@ Status CheckBatch(v1::JobSpec* spec) {
   }
   if (spec->global_batch() < 1 || spec->global_batch() > (1 << 24)) {
     return Invalid("global_batch", "must be 1 to 16777216");
+  }
+  if (spec->global_batch() * spec->sequence_length() > kMostStepTokens) {
+    return Invalid("global_batch", "global_batch x sequence_length must be at most 2^36 tokens");
   }
   if (spec->accumulation() == 0) spec->set_accumulation(1);
   if (spec->accumulation() < 1) return Invalid("accumulation", "must be at least 1");
@@ -115,7 +122,9 @@ Status CheckOutput(v1::JobSpec* spec) {
   v1::CheckpointSpec* checkpoint = spec->mutable_checkpoint();
   if (checkpoint->every_steps() < 0) return Invalid("checkpoint.every_steps", "must be 0 or more");
   if (checkpoint->keep() == 0) checkpoint->set_keep(3);
-  if (checkpoint->keep() < 2) return Invalid("checkpoint.keep", "must be at least 2");
+  if (checkpoint->keep() < 2 || checkpoint->keep() > kMostCheckpoints) {
+    return Invalid("checkpoint.keep", "must be 2 to " + std::to_string(kMostCheckpoints));
+  }
   if (spec->resume().empty()) spec->set_resume("auto");
   if (spec->resume() != "auto" && spec->resume() != "never") {
     OOM_RETURN_IF_ERROR(RequireAbsolute("resume", spec->resume()));

@@ -97,21 +97,27 @@ MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,
                             const BatchShape& batch, int numa_node_count, bool cpu_devices) {
   MemoryAccount account;
   Items items;
-  account.host_pool_bytes.assign(static_cast<size_t>(std::max(1, numa_node_count)), 0);
+  account.host_bytes_by_node.assign(static_cast<size_t>(std::max(1, numa_node_count)), 0);
   const auto host = [&](int node, const std::string& item, int64_t bytes) {
     items.Add("numa " + std::to_string(node), item, bytes);
     account.host_bytes += bytes;
+    account.host_bytes_by_node[static_cast<size_t>(node)] += bytes;
   };
   const int ranks = plan.rank_count();
   std::vector<int64_t> device(static_cast<size_t>(ranks), 0);
+  const auto on_device = [&](int rank, const std::string& item, int64_t bytes) {
+    items.Add("device " + std::to_string(rank), item, bytes);
+    device[static_cast<size_t>(rank)] += bytes;
+    if (!cpu_devices) return;
+    const int node = rank < plan.rank_numa_node_size() ? plan.rank_numa_node(rank) : 0;
+    account.host_bytes += bytes;
+    account.host_bytes_by_node[static_cast<size_t>(node)] += bytes;
+  };
   for (const PoolSpec& pool : layout.pools()) {
-    account.host_pool_bytes[static_cast<size_t>(pool.numa_node)] += pool.bytes;
     const std::string item = PoolItem(pool.name);
     if (pool.name.rfind("device.", 0) == 0) {
       const int rank = std::stoi(pool.name.substr(7));
-      device[static_cast<size_t>(rank)] += pool.bytes;
-      items.Add("device " + std::to_string(rank), item, pool.bytes);
-      if (cpu_devices) account.host_bytes += pool.bytes;
+      on_device(rank, item, pool.bytes);
     } else {
       host(pool.numa_node, item, pool.bytes);
     }
@@ -126,16 +132,8 @@ MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,
   }
   const int64_t operators = OperatorBytes(model, plan, batch, layout.float32());
   for (int rank = 0; rank < ranks; ++rank) {
-    const std::string space = "device " + std::to_string(rank);
-    int64_t& total = device[static_cast<size_t>(rank)];
-    for (const auto& [item, bytes] : buffers) {
-      items.Add(space, item, bytes);
-      total += bytes;
-      if (cpu_devices) account.host_bytes += bytes;
-    }
-    items.Add(space, "operators and kept activations", operators);
-    total += operators;
-    if (cpu_devices) account.host_bytes += operators;
+    for (const auto& [item, bytes] : buffers) on_device(rank, item, bytes);
+    on_device(rank, "operators and kept activations", operators);
   }
   host(0, "snapshot staging", plan.snapshot_staging_bytes());
   host(0, "processes", kJobHostBytes + kSharedLibraryBytes + ranks * kWorkerBytes);

@@ -16,7 +16,8 @@ namespace oom {
 
 struct MemoryAccount {
   std::vector<v1::MemoryEstimate> items;
-  std::vector<int64_t> host_pool_bytes;    // By NUMA node: what oomd reserves.
+  // By NUMA node, with the devices of that node when they are cpu devices: what oomd reserves.
+  std::vector<int64_t> host_bytes_by_node;
   int64_t host_bytes = 0;                  // Everything on the host, CPU "devices" included.
   int64_t device_bytes = 0;                // Of the fullest device.
   int64_t checkpoint_bytes = 0;            // One checkpoint.

@@ -141,24 +141,24 @@ Status CheckHostMemory(const v1::JobSpec& spec, const NodeLimits& limits,
         .WithReason("OUT_OF_HOST_MEMORY")
         .WithField("budgets.host_memory");
   };
-  if (budget.size() > 1 && budget.size() != static_cast<int>(account.host_pool_bytes.size())) {
+  if (budget.size() > 1 && budget.size() != static_cast<int>(account.host_bytes_by_node.size())) {
     return Status(Code::kInvalidArgument,
                   "budgets.host_memory: " + std::to_string(budget.size()) + " values for " +
-                      std::to_string(account.host_pool_bytes.size()) + " NUMA nodes")
+                      std::to_string(account.host_bytes_by_node.size()) + " NUMA nodes")
         .WithReason("INVALID_INPUT")
         .WithField("budgets.host_memory");
   }
   if (budget.size() == 1 && budget[0] > 0 && account.host_bytes > budget[0]) {
     return refuse("host memory", account.host_bytes, budget[0], "numa 0");
   }
-  for (size_t node = 0; node < account.host_pool_bytes.size(); ++node) {
+  for (size_t node = 0; node < account.host_bytes_by_node.size(); ++node) {
     int64_t allowed = limits.pool_capacity_bytes.empty() ? 0 : limits.pool_capacity_bytes[node];
     if (budget.size() > 1 && budget[static_cast<int>(node)] > 0) {
       allowed = std::min(allowed, budget[static_cast<int>(node)]);
     }
-    if (account.host_pool_bytes[node] <= allowed) continue;
+    if (account.host_bytes_by_node[node] <= allowed) continue;
     const std::string space = "numa " + std::to_string(node);
-    return refuse("host memory of " + space, account.host_pool_bytes[node], allowed, space);
+    return refuse("host memory of " + space, account.host_bytes_by_node[node], allowed, space);
   }
   return Status::Ok();
 }
@@ -199,6 +199,15 @@ Result<PlannedJob> PlanJob(const v1::JobSpec& given, const NodeLimits& limits) {
   if (const Status status = ValidatePlan(*model, planned.plan); !status.ok()) {
     return AtField(status, status.field());
   }
+  const int numa_nodes = std::max<int>(1, static_cast<int>(limits.pool_capacity_bytes.size()));
+  if (planned.plan.optimizer_threads_size() > numa_nodes) {
+    return Status(Code::kInvalidArgument,
+                  "plan.optimizer_threads: the plan uses " +
+                      std::to_string(planned.plan.optimizer_threads_size()) +
+                      " NUMA nodes, this machine has " + std::to_string(numa_nodes))
+        .WithReason("INVALID_INPUT")
+        .WithField("plan.optimizer_threads");
+  }
   const BatchShape batch = BatchShapeOf(spec, planned.plan);
   const SharedLayout layout = SharedLayout::Build(*model, planned.plan, batch);
   planned.model = ToProto(*model, ParameterCount(layout.units()));
@@ -209,8 +218,7 @@ Result<PlannedJob> PlanJob(const v1::JobSpec& given, const NodeLimits& limits) {
   const StepGraph graph = BuildTrainingGraph(
       {.model = &*model, .plan = &planned.plan, .layout = &layout, .batch = batch});
   const MemoryAccount account =
-      AccountMemory(*model, planned.plan, layout, graph, batch,
-                    std::max<int>(1, static_cast<int>(limits.pool_capacity_bytes.size())), true);
+      AccountMemory(*model, planned.plan, layout, graph, batch, numa_nodes, true);
   OOM_RETURN_IF_ERROR(CheckDeviceMemory(spec, account));
   OOM_RETURN_IF_ERROR(CheckHostMemory(spec, limits, account));
   const int64_t disk_bytes = account.checkpoint_bytes * (spec.checkpoint().keep() + 1);

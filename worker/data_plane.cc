@@ -186,7 +186,7 @@ Status CpuDataPlane::AwaitGate(int64_t step, double* clip) const {
     // The job host ends this attempt: until it does, nothing is applied.
   }
   OOM_RETURN_IF_ERROR(Await(page.clip_known(), step + 1));
-  *clip = page.step_record(step).clip;
+  *clip = page.clip_record(step).clip;
   return Status::Ok();
 }
 

@@ -248,6 +248,10 @@ Status Worker::Run(const std::function<void(const Status&)>& on_failure) {
   Impl& impl = *impl_;
   ControlPage& page = *impl.page;
   CountDeviceBytes(impl.arena->bytes());
+  const std::string own_pool = "device." + std::to_string(impl.rank());
+  for (const PoolSpec& pool : impl.layout->pools()) {
+    if (pool.name == own_pool) CountDeviceBytes(pool.bytes);
+  }
   OOM_RETURN_IF_ERROR(impl.FillResidentChunks());
 
   const int threads = impl.plan().worker_threads();

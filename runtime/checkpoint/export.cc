@@ -1,5 +1,6 @@
 #include "runtime/checkpoint/export.h"
 
+#include <filesystem>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -105,6 +106,7 @@ Result<ExportReport> ExportCheckpoint(const ExportOptions& options) {
     target.template_directory = job.model_path;
   } else {
     OOM_ASSIGN_OR_RETURN(target.config_json, ReadFile(job.model_config, kJobFileLimitBytes));
+    target.companion_directory = std::filesystem::path(job.model_config).parent_path().string();
   }
   if (found.manifest.precision == Precision::kFloat32) target.type = TensorType::kF32;
   OOM_RETURN_IF_ERROR(ExportHuggingFace(*source, model, units, target));

@@ -34,7 +34,7 @@ int64_t ControlPage::WordCount(const Layout& layout) {
 
 int64_t ControlPage::TotalBytes(const Layout& layout) {
   const int64_t records = layout.rank_count * kStepRing * static_cast<int64_t>(sizeof(RankRecord)) +
-                          kStepRing * static_cast<int64_t>(sizeof(StepRecord));
+                          kStepRing * static_cast<int64_t>(sizeof(ClipRecord));
   return RoundUp(RankRecordsOffset(WordCount(layout)) + RoundUp(records, 64) +
                      layout.block_count * static_cast<int64_t>(sizeof(double)),
                  4096);
@@ -100,16 +100,16 @@ RankRecord& ControlPage::rank_record(int rank, int64_t step) const {
   return records[rank * kStepRing + step % kStepRing];
 }
 
-StepRecord& ControlPage::step_record(int64_t step) const {
+ClipRecord& ControlPage::clip_record(int64_t step) const {
   auto* after_ranks = base_ + RankRecordsOffset(WordCount(layout_)) +
                       layout_.rank_count * kStepRing * static_cast<int64_t>(sizeof(RankRecord));
-  return reinterpret_cast<StepRecord*>(after_ranks)[step % kStepRing];
+  return reinterpret_cast<ClipRecord*>(after_ranks)[step % kStepRing];
 }
 
 std::span<double> ControlPage::norm_squares() const {
   const int64_t records =
       layout_.rank_count * kStepRing * static_cast<int64_t>(sizeof(RankRecord)) +
-      kStepRing * static_cast<int64_t>(sizeof(StepRecord));
+      kStepRing * static_cast<int64_t>(sizeof(ClipRecord));
   auto* squares = reinterpret_cast<double*>(base_ + RankRecordsOffset(WordCount(layout_)) +
                                             RoundUp(records, 64));
   return {squares, static_cast<size_t>(layout_.block_count)};

@@ -38,14 +38,14 @@ struct RankRecord {
 };
 
 // What the job host says of one step; written before clip_known is published.
-struct StepRecord {
+struct ClipRecord {
   int64_t step;
   double gradient_norm;
   double clip;                // k of the update rule; 1: no clipping.
 };
 
 // As shm_layout.md says.
-static_assert(sizeof(RankRecord) == 88 && sizeof(StepRecord) == 24);
+static_assert(sizeof(RankRecord) == 88 && sizeof(ClipRecord) == 24);
 
 class ControlPage {
  public:
@@ -109,7 +109,7 @@ class ControlPage {
   SharedWord& heartbeat(int rank) const { return word(RankWords() + 3 * rank + 2); }
 
   RankRecord& rank_record(int rank, int64_t step) const;
-  StepRecord& step_record(int64_t step) const;
+  ClipRecord& clip_record(int64_t step) const;
   // Sum of squares of each 4,096-block, all units in canonical order.
   std::span<double> norm_squares() const;
 

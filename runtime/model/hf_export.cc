@@ -124,6 +124,29 @@ Status CopyOtherFiles(const fs::path& from, const fs::path& to) {
   return Status::Ok();
 }
 
+// A bare configuration may lie in any folder, so only what transformers loads beside a model is taken.
+bool IsCompanionFile(const std::string& name) {
+  static constexpr std::string_view kNames[] = {
+      "special_tokens_map.json", "added_tokens.json",   "vocab.json",         "vocab.txt",
+      "merges.txt",              "chat_template.jinja", "chat_template.json", "generation_config.json",
+  };
+  return name.starts_with("tokenizer") ||
+         std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
+Status CopyCompanions(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  fs::directory_iterator entry(from, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    std::error_code ignored;
+    if (!entry->is_regular_file(ignored) || !IsCompanionFile(name)) continue;
+    OOM_RETURN_IF_ERROR(CopyFile(entry->path(), to / name));
+  }
+  if (error) return ErrnoStatus(error.value(), "cannot read " + from.string());
+  return Status::Ok();
+}
+
 // The configuration with another type, or a bare one completed; the order of its keys is kept.
 Result<std::string> EditedConfig(const std::string& text, const std::string& where,
                                  const ModelDescription& model, TensorType type) {
@@ -215,6 +238,9 @@ Status ExportWithoutTemplate(const StateSource& state, const ModelDescription& m
   OOM_RETURN_IF_ERROR(
       WriteExportFiles(state, StateArray::kMaster, files, staged.path(), options.thread_count));
   OOM_RETURN_IF_ERROR(WriteExportIndex(files, staged.path()));
+  if (!options.companion_directory.empty()) {
+    OOM_RETURN_IF_ERROR(CopyCompanions(options.companion_directory, staged.path()));
+  }
   return WriteFileAtomically(staged.path() + "/" + kConfigFileName, config);
 }
 

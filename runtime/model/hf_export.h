@@ -29,6 +29,8 @@ struct HfExportOptions {
   // Or the text of a bare config.json: its keys are kept, `architectures`, `model_type` and `dtype`
   // are added or set.
   std::string config_json;
+  // With config_json, optional: tokenizer and generation settings in this folder are carried along.
+  std::string companion_directory;
 
   // Type of every trained tensor. Unset: what the template has; BF16 without one. A type that
   // differs from the template's is written to config.json too.

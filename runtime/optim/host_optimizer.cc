@@ -286,7 +286,7 @@ Result<HostOptimizer::StepOutcome> HostOptimizer::FinishStep(int64_t step) {
         .WithReason("NON_FINITE_GRADIENT");
   }
   outcome.clip = deferred ? ClipFactor(outcome.gradient_norm, impl.options.max_gradient_norm) : 1.0;
-  impl.page().step_record(step) = {
+  impl.page().clip_record(step) = {
       .step = step, .gradient_norm = outcome.gradient_norm, .clip = outcome.clip};
   impl.page().clip_known().Publish(target);
   if (deferred) {

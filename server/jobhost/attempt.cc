@@ -8,6 +8,7 @@
 #include <cmath>
 #include <utility>
 
+#include "planner/job_settings.h"
 #include "runtime/checkpoint/checkpoint_source.h"
 #include "runtime/optim/adamw.h"
 #include "server/jobhost/fill_state.h"
@@ -23,19 +24,6 @@ constexpr auto kStartTime = std::chrono::seconds(60);
 // A look at the job's memory costs a walk over its page tables.
 constexpr auto kHostBytesInterval = std::chrono::seconds(10);
 
-ScheduleKind ToScheduleKind(v1::ScheduleKind kind) {
-  switch (kind) {
-    case v1::SCHEDULE_KIND_LINEAR:
-      return ScheduleKind::kLinear;
-    case v1::SCHEDULE_KIND_COSINE:
-      return ScheduleKind::kCosine;
-    case v1::SCHEDULE_KIND_WARMUP_STABLE_DECAY:
-      return ScheduleKind::kWarmupStableDecay;
-    default:
-      return ScheduleKind::kConstant;
-  }
-}
-
 HostOptimizer::Options OptimizerOptions(const JobContext& context) {
   const v1::JobSpec& spec = context.spec();
   HostOptimizer::Options options;
@@ -43,18 +31,8 @@ HostOptimizer::Options OptimizerOptions(const JobContext& context) {
   options.pools = &context.pools();
   options.update_mode = context.plan().update_mode();
   options.accumulation = context.plan().accumulation();
-  options.hyper = {.beta1 = spec.optimizer().betas(0),
-                   .beta2 = spec.optimizer().betas(1),
-                   .epsilon = spec.optimizer().epsilon(),
-                   .weight_decay = spec.optimizer().weight_decay()};
-  options.schedule = {.kind = ToScheduleKind(spec.schedule().kind()),
-                      .peak_learning_rate = spec.optimizer().learning_rate(),
-                      .warmup_steps = spec.schedule().warmup_steps(),
-                      .total_steps = spec.steps(),
-                      .minimum_ratio = spec.schedule().minimum_ratio(),
-                      .decay_fraction = spec.schedule().has_decay_fraction()
-                                            ? spec.schedule().decay_fraction()
-                                            : 0.1};
+  options.hyper = HyperparametersOf(spec);
+  options.schedule = ScheduleOf(spec);
   options.max_gradient_norm = spec.optimizer().max_gradient_norm();
   options.threads_by_node = context.optimizer_threads();
   options.simd = DetectSimdLevel();

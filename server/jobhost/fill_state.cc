@@ -7,7 +7,7 @@
 
 #include "runtime/base/mutex.h"
 #include "runtime/base/units.h"
-#include "runtime/checkpoint/raw_state.h"
+#include "runtime/checkpoint/fill_chunk.h"
 
 namespace oom {
 namespace {
@@ -70,24 +70,6 @@ std::vector<Piece>& NodeList(int node, std::vector<std::vector<Piece>>* by_node)
   return (*by_node)[static_cast<size_t>(node)];
 }
 
-// The values of a unit's elements [first, first + out.size()), padding zero.
-Status ReadUnitRange(const StateSource& source, const ParameterUnit& unit, StateArray array,
-                     int64_t first, std::span<float> out) {
-  std::fill(out.begin(), out.end(), 0.0f);
-  const int64_t end = first + static_cast<int64_t>(out.size());
-  for (size_t t = 0; t < unit.tensors.size(); ++t) {
-    const TensorSpec& tensor = unit.tensors[t];
-    const int64_t begin_here = std::max(first, tensor.offset_elements);
-    const int64_t end_here = std::min(end, tensor.offset_elements + tensor.elements);
-    if (begin_here >= end_here) continue;
-    OOM_RETURN_IF_ERROR(source.Read(unit.index, static_cast<int64_t>(t), array,
-                                    begin_here - tensor.offset_elements,
-                                    out.subspan(static_cast<size_t>(begin_here - first),
-                                                static_cast<size_t>(end_here - begin_here))));
-  }
-  return Status::Ok();
-}
-
 }  // namespace
 
 Status TouchPools(const FillOptions& options) {
@@ -115,23 +97,8 @@ Status FillStreamedState(const FillOptions& options, const StateSource& source) 
     if (chunk.owner_rank >= 0) continue;
     AddPieces(chunk.index, chunk.elements, kPieceElements, &NodeList(chunk.numa_node, &by_node));
   }
-  const Precision precision = layout.float32() ? Precision::kFloat32 : Precision::kBfloat16;
   return ForEachByNode(options, by_node, [&](const Piece& piece) {
-    const Chunk& chunk = layout.chunks()[static_cast<size_t>(piece.index)];
-    const ParameterUnit& unit = layout.units()[static_cast<size_t>(chunk.unit)];
-    std::vector<float> arrays[3];
-    for (const StateArray array :
-         {StateArray::kMaster, StateArray::kMoment1, StateArray::kMoment2}) {
-      std::vector<float>& values = arrays[static_cast<size_t>(array)];
-      values.resize(static_cast<size_t>(piece.count));
-      OOM_RETURN_IF_ERROR(
-          ReadUnitRange(source, unit, array, chunk.first_element + piece.first, values));
-    }
-    FloatToRaw(precision, arrays[0], arrays[1], arrays[2], piece.first,
-               {.weights = options.pools->At(layout.weights(chunk.index)),
-                .rest = options.pools->At(layout.rest(chunk.index)),
-                .elements = chunk.elements});
-    return Status::Ok();
+    return FillChunk(source, layout, *options.pools, piece.index, piece.first, piece.count);
   });
 }
 

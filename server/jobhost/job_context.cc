@@ -2,9 +2,9 @@
 
 #include <utility>
 
+#include "planner/job_settings.h"
 #include "runtime/graph/graph_builder.h"
 #include "runtime/model/hf_config.h"
-#include "runtime/model/hf_source.h"
 
 namespace oom {
 namespace {
@@ -13,10 +13,6 @@ Status AsInvalidInput(const Status& status) {
   if (!status.reason().empty()) return status;
   Status copy = status;
   return std::move(copy).WithReason("INVALID_INPUT");
-}
-
-const std::string& ConfigPath(const v1::JobSpec& spec) {
-  return spec.model().path().empty() ? spec.model().config() : spec.model().path();
 }
 
 }  // namespace
@@ -41,9 +37,7 @@ Result<std::unique_ptr<JobContext>> JobContext::Create(const internal::v1::JobSt
         .WithReason("INVALID_INPUT")
         .WithField("plan.micro_batch_tokens");
   }
-  const BatchShape batch = {.micro_batch_sequences = plan.micro_batch_tokens() / sequence_length,
-                            .sequence_length = sequence_length,
-                            .accumulation = plan.accumulation()};
+  const BatchShape batch = BatchShapeOf(start.spec(), plan);
   context->layout_ =
       std::make_unique<SharedLayout>(SharedLayout::Build(context->model_, plan, batch));
   context->graph_hash_ = BuildTrainingGraph({.model = &context->model_,
@@ -83,12 +77,7 @@ std::vector<int> JobContext::pool_descriptors() const {
 }
 
 Result<std::unique_ptr<StateSource>> JobContext::OpenModel() const {
-  if (spec().model().initialize() == v1::INITIALIZATION_RANDOM) {
-    return MakeRandomSource(model_, layout_->units(), spec().seed());
-  }
-  auto source = HfSource::Open(spec().model().path(), model_, layout_->units());
-  if (!source.ok()) return AsInvalidInput(source.status());
-  return std::unique_ptr<StateSource>(std::move(source).value());
+  return OpenInitialState(spec(), model_, layout_->units());
 }
 
 }  // namespace oom

@@ -271,8 +271,8 @@ TEST(Clipping, TheNormIsTheCanonicalSumAndTheClipFactorFollows) {
     EXPECT_EQ(outcome->gradient_norm, std::sqrt(sum));
     const double clip = std::min(1.0, host.max_gradient_norm / (outcome->gradient_norm + 1e-6));
     EXPECT_EQ(outcome->clip, clip);
-    EXPECT_EQ(run.page().step_record(0).clip, clip);
-    EXPECT_EQ(run.page().step_record(0).gradient_norm, outcome->gradient_norm);
+    EXPECT_EQ(run.page().clip_record(0).clip, clip);
+    EXPECT_EQ(run.page().clip_record(0).gradient_norm, outcome->gradient_norm);
     EXPECT_GT(outcome->gradient_norm, 1.5);
     const double expected = reference.GradientNorm();
     EXPECT_NEAR(outcome->gradient_norm, expected, 1e-6 * expected);

@@ -53,8 +53,8 @@ class FakeWorker : public NodeRunner {
 
   Status Compute(const Node& node, int64_t step);
   Result<const std::byte*> UnitBase(int64_t unit, int64_t buffer, int64_t step);
-  // Reads a unit's weights; fails if a block does not repeat its first 16 values.
-  Status ReadUnit(int64_t unit, int64_t buffer, int64_t step, Digest* digest);
+  // Reads the first 16 weights of each block of a unit; `whole`: fails if a block does not repeat them.
+  Status ReadUnit(int64_t unit, int64_t buffer, int64_t step, bool whole, Digest* digest);
   // Reads again, and fails if they are not those of the forward.
   Status ReadUnitAgain(int64_t unit, int64_t buffer, int64_t step);
   void FillGradient(int64_t unit, int64_t buffer, const Node& node, int64_t step);

@@ -293,7 +293,7 @@ class FakeWorker {
                                         .beta2 = optimizer.betas(1),
                                         .epsilon = optimizer.epsilon(),
                                         .weight_decay = optimizer.weight_decay()};
-    const double clip = page_->step_record(step).clip;
+    const double clip = page_->clip_record(step).clip;
     const ScopedOptimizerMxcsr mxcsr;
     update_->Apply(chunk.index, step, 0, blocks,
                    MakeAdamWScalars(hyper, optimizer.learning_rate(), step + 1, true, clip),

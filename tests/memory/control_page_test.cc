@@ -57,7 +57,7 @@ TEST(ControlPage, WordsRecordsAndSumsNeverOverlap) {
   for (int rank = 0; rank < kLayout.rank_count; ++rank) {
     for (int64_t step = 0; step < kStepRing; ++step) add(&page->rank_record(rank, step), sizeof(RankRecord));
   }
-  for (int64_t step = 0; step < kStepRing; ++step) add(&page->step_record(step), sizeof(StepRecord));
+  for (int64_t step = 0; step < kStepRing; ++step) add(&page->clip_record(step), sizeof(ClipRecord));
   EXPECT_EQ(page->norm_squares().size(), 41u);
   add(page->norm_squares().data(), page->norm_squares().size_bytes());
   std::sort(ranges.begin(), ranges.end());

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/file.h"
 #include "runtime/model/hf_config.h"
 #include "runtime/model/hf_export.h"
 #include "runtime/model/hf_source.h"
@@ -171,6 +172,27 @@ TEST(HfExport, ABareConfigurationIsCompletedAndSharded) {
       EXPECT_EQ(a, b) << unit.tensors[t].name;
     }
   }
+}
+
+// Goal: a model trained from a bare configuration is usable as it is exported.
+TEST(HfExport, TokenizerFilesBesideABareConfigurationAreCarriedAlongAndNothingElse) {
+  TempDirectory directory;
+  fs::create_directories(directory / "model");
+  const std::string config = TinyQwenConfig();
+  ASSERT_TRUE(WriteFileAtomically(directory / "model/config.json", "the text counts, not this").ok());
+  ASSERT_TRUE(WriteFileAtomically(directory / "model/tokenizer.json", "{}").ok());
+  ASSERT_TRUE(WriteFileAtomically(directory / "model/notes.txt", "private").ok());
+  const ModelDescription model = Parse(config);
+  const auto units = BuildUnits(model, 1);
+  const auto source = MakeRandomSource(model, units, 1);
+  ASSERT_TRUE(ExportHuggingFace(*source, model, units,
+                                {.output_directory = directory / "out",
+                                 .config_json = config,
+                                 .companion_directory = directory / "model"})
+                  .ok());
+  EXPECT_EQ(ReadText(directory / "out/tokenizer.json"), "{}");
+  EXPECT_FALSE(fs::exists(directory / "out/notes.txt"));
+  EXPECT_NE(ReadText(directory / "out/config.json").find("hidden_size"), std::string::npos);
 }
 
 // A source whose every value says where it comes from.

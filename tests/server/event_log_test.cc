@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
+#include "server/oomd/job_view.h"
+
 namespace oom {
 namespace {
 
@@ -71,12 +76,63 @@ TEST(EventLogTest, NotifiesOnArrivalAndEnd) {
   EXPECT_EQ(watcher->end_status().code(), Code::kUnavailable);
 }
 
+// Goal: watchers and readers on other threads see a consistent world; under ThreadSanitizer, no
+// race. Method: one publisher, four watchers that come and go, two readers of the view.
+TEST(EventLogTest, WatchersAndReadersOnOtherThreadsSeeEveryEventInOrder) {
+  constexpr int64_t kEvents = 3000;
+  EventLog log;
+  JobView view;
+  std::vector<std::shared_ptr<Subscription>> watchers;
+  for (int i = 0; i < 4; ++i) watchers.push_back(log.Subscribe(""));
+  std::atomic<int> finished = 0;
+  std::vector<std::thread> threads;
+  for (const auto& watcher : watchers) {
+    threads.emplace_back([&, watcher] {
+      std::atomic<int> notified = 0;
+      watcher->SetNotify([&notified] { ++notified; });
+      int64_t seen = 0;
+      while (seen < kEvents && watcher->end_status().ok()) {
+        while (const auto event = watcher->Pop()) {
+          EXPECT_GE(event->sequence(), seen);
+          seen = event->sequence();
+        }
+        std::this_thread::yield();
+      }
+      while (const auto event = watcher->Pop()) seen = event->sequence();
+      watcher->SetNotify({});
+      EXPECT_TRUE(seen == kEvents || watcher->end_status().code() == Code::kResourceExhausted);
+      EXPECT_GT(notified, 0);
+      ++finished;
+    });
+  }
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      int64_t newest = 0;
+      while (finished < 4) {
+        if (const auto job = view.Get("jobs/a")) {
+          EXPECT_GE(job->sequence(), newest);
+          newest = job->sequence();
+        }
+        EXPECT_LE(view.List(0, 10, {}).size(), 1U);
+        std::this_thread::yield();
+      }
+    });
+  }
+  for (int64_t i = 1; i <= kEvents; ++i) {
+    v1::JobEvent event = Event(v1::JOB_EVENT_KIND_TRANSITION, i, "jobs/a");
+    event.mutable_job()->set_sequence(i);
+    view.Put(1, event.job());
+    log.Publish(event);
+    if (i % 64 == 0) std::this_thread::yield();
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST(ResumeTokenTest, OnlyTokensOfThisStoreAreTaken) {
   EXPECT_EQ(ParseResumeToken("abc", MakeResumeToken("abc", 17)).value(), 17);
-  for (const std::string bad :
-       {"", ".", "abc", "abc.", "abc.-1", "abc.1x", "abd.17", "abc.99999999999999999999", "17",
-        "abc.1.2", std::string("abc.1\0", 6).c_str()}) {
-    if (bad == "abc.1") continue;
+  for (const std::string& bad : std::vector<std::string>{"", ".", "abc", "abc.", "abc.-1", "abc.1x",
+                                                         "abd.17", "abc.99999999999999999999", "17",
+                                                         "abc.1.2", std::string("abc.1\0", 6)}) {
     EXPECT_EQ(ParseResumeToken("abc", bad).ok(), false) << bad;
   }
 }

@@ -94,11 +94,12 @@ TEST(RequestCheckTest, PageSizesAreCoercedButNotNegative) {
 
 TEST(JobIdTest, MadeIdsAreAlwaysValid) {
   EXPECT_EQ(MakeJobId("My Run_2"), "my-run-2");
-  for (const std::string name :
-       {"", "---", "9", "a", "ÄÖ", "\x1b]0;x\a", "-a-", std::string(300, 'q').c_str()}) {
+  for (const std::string& name : std::vector<std::string>{"", "---", "9", "a", "ÄÖ", "\x1b]0;x\a",
+                                                          "-a-", std::string(300, 'q')}) {
     EXPECT_TRUE(IsValidJobId(MakeJobId(name))) << name << " -> " << MakeJobId(name);
   }
-  for (const std::string bad : {"", "A", "1a", "a-", "a_b", "a b", std::string(64, 'a').c_str()}) {
+  for (const std::string& bad :
+       std::vector<std::string>{"", "A", "1a", "a-", "a_b", "a b", std::string(64, 'a')}) {
     EXPECT_FALSE(IsValidJobId(bad)) << bad;
   }
 }

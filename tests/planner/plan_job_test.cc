@@ -1,0 +1,285 @@
+// From a job on disk to a plan: what is planned fits what was allowed, and what cannot be is refused with numbers.
+
+#include "planner/plan_job.h"
+
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "planner/job_settings.h"
+#include "runtime/base/file.h"
+#include "runtime/base/units.h"
+#include "runtime/graph/graph_builder.h"
+#include "runtime/memory/shm_layout.h"
+#include "runtime/model/hf_config.h"
+#include "tests/planner/planner_testing.h"
+
+namespace oom::testing {
+namespace {
+
+int ResidentUnits(const v1::Plan& plan) {
+  return static_cast<int>(std::count_if(plan.units().begin(), plan.units().end(), [](const v1::UnitPlan& unit) {
+    return unit.home() == v1::STATE_HOME_RESIDENT;
+  }));
+}
+
+::testing::AssertionResult Refused(const Result<PlannedJob>& result, Code code, const std::string& reason,
+                                   const std::string& field) {
+  if (result.ok()) return ::testing::AssertionFailure() << "it was planned";
+  const Status& status = result.status();
+  if (status.code() == code && status.reason() == reason && status.field() == field) {
+    return ::testing::AssertionSuccess();
+  }
+  return ::testing::AssertionFailure() << status.ToString() << ", reason " << status.reason() << ", field "
+                                       << status.field();
+}
+
+TEST(PlanJob, TheDefaultPlanIsValidAndItsPoolsAreTheLayouts) {
+  const JobDirectory directory;
+  for (const int devices : {1, 2, 4}) {
+    for (const double clip : {0.0, 1.0}) {
+      v1::JobSpec spec = directory.Spec();
+      spec.mutable_devices()->set_count(devices);
+      spec.mutable_optimizer()->set_max_gradient_norm(clip);
+      const auto planned = PlanJob(spec, LargeNode());
+      ASSERT_TRUE(planned.ok()) << planned.status().ToString();
+      const auto model = ReadHfConfig(directory / "config.json");
+      ASSERT_TRUE(model.ok());
+      const Status valid = ValidatePlan(*model, planned->plan);
+      EXPECT_TRUE(valid.ok()) << valid.ToString();
+      EXPECT_EQ(planned->plan.update_mode(),
+                clip > 0 ? v1::UPDATE_MODE_DEFERRED : v1::UPDATE_MODE_OVERLAPPED);
+      EXPECT_EQ(planned->plan.micro_batch_tokens(), 4 / devices * 16);
+      const SharedLayout layout =
+          SharedLayout::Build(*model, planned->plan, BatchShapeOf(planned->spec, planned->plan));
+      ASSERT_EQ(planned->pools.size(), layout.pools().size());
+      for (size_t i = 0; i < layout.pools().size(); ++i) {
+        EXPECT_EQ(planned->pools[i].name(), layout.pools()[i].name);
+        EXPECT_EQ(planned->pools[i].bytes(), layout.pools()[i].bytes);
+        EXPECT_EQ(planned->pools[i].numa_node(), layout.pools()[i].numa_node);
+      }
+      EXPECT_EQ(planned->model.parameter_count(), ParameterCount(layout.units()));
+      const v1::PlanEstimate& estimate = planned->plan.estimate();
+      EXPECT_GT(estimate.step_seconds_lower_bound(), 0.0);
+      EXPECT_GT(estimate.host_bytes_peak(), 0);
+      EXPECT_EQ(estimate.checkpoint_disk_bytes(), 4 * 12 * ParameterCount(layout.units()));
+      if (clip > 0) {
+        EXPECT_GE(estimate.deferred_extra_bytes(), 0);
+      }
+      // Both NUMA nodes have something to do.
+      int on_second = 0;
+      for (const v1::UnitPlan& unit : planned->plan.units()) on_second += unit.numa_node() == 1 ? 1 : 0;
+      EXPECT_GT(on_second, 0);
+    }
+  }
+}
+
+// The items of a space add up to what is compared with its budget.
+TEST(PlanJob, TheAccountAddsUp) {
+  const JobDirectory directory;
+  v1::JobSpec spec = directory.Spec();
+  spec.mutable_devices()->set_count(2);
+  const auto planned = PlanJob(spec, LargeNode());
+  ASSERT_TRUE(planned.ok());
+  int64_t host = 0, device0 = 0, everything = 0;
+  for (const v1::MemoryEstimate& item : planned->plan.estimate().memory()) {
+    EXPECT_GT(item.bytes(), 0) << item.item();
+    everything += item.bytes();
+    host += item.space().rfind("numa", 0) == 0 ? item.bytes() : 0;
+    device0 += item.space() == "device 0" ? item.bytes() : 0;
+  }
+  EXPECT_EQ(planned->plan.estimate().device_bytes_peak(), device0);
+  // CPU devices are host memory and count there too.
+  EXPECT_EQ(planned->plan.estimate().host_bytes_peak(), everything);
+  EXPECT_LT(host, everything);
+}
+
+// Goal: more device memory never makes less resident, and no budget is ever passed.
+TEST(PlanJob, ResidencyGrowsWithTheBudgetAndStaysWithinIt) {
+  const JobDirectory directory;
+  for (const int devices : {1, 2}) {
+    for (const double clip : {0.0, 1.0}) {
+      v1::JobSpec spec = directory.Spec();
+      spec.mutable_devices()->set_count(devices);
+      spec.mutable_optimizer()->set_max_gradient_norm(clip);
+      const auto streamed = PlanJob(spec, LargeNode());
+      ASSERT_TRUE(streamed.ok());
+      EXPECT_EQ(ResidentUnits(streamed->plan), 0);
+      int last = 0;
+      int refused = 0;
+      const int64_t needed = streamed->plan.estimate().device_bytes_peak();
+      for (int64_t budget = needed / 2; budget < needed * 6; budget += needed / 5) {
+        spec.mutable_budgets()->set_gpu_memory_bytes(budget);
+        const auto planned = PlanJob(spec, LargeNode());
+        if (budget < needed * 9 / 10) {
+          EXPECT_TRUE(Refused(planned, Code::kResourceExhausted, "OUT_OF_GPU_MEMORY", "budgets.gpu_memory"));
+          if (!planned.ok()) {
+            EXPECT_NE(planned.status().message().find(FormatBytes(budget)), std::string::npos)
+                << planned.status().message();
+          }
+          ++refused;
+          continue;
+        }
+        if (!planned.ok()) continue;
+        EXPECT_LE(planned->plan.estimate().device_bytes_peak(), budget);
+        EXPECT_GE(ResidentUnits(planned->plan), last);
+        last = ResidentUnits(planned->plan);
+      }
+      EXPECT_GT(refused, 0);
+      EXPECT_EQ(last, streamed->plan.units_size()) << "six times the memory holds everything";
+      EXPECT_EQ(streamed->plan.units(0).unit(), "embedding");
+    }
+  }
+}
+
+TEST(PlanJob, HostMemoryIsRefusedWithNumbers) {
+  const JobDirectory directory;
+  v1::JobSpec spec = directory.Spec();
+  const NodeLimits small{.pool_capacity_bytes = {100000, 100000}, .cpu_count = 2};
+  const auto no_room = PlanJob(spec, small);
+  EXPECT_TRUE(Refused(no_room, Code::kResourceExhausted, "OUT_OF_HOST_MEMORY", "budgets.host_memory"));
+  EXPECT_NE(no_room.status().message().find(FormatBytes(100000)), std::string::npos)
+      << no_room.status().message();
+  spec.mutable_budgets()->add_host_memory_bytes(1_MiB);
+  const auto one_budget = PlanJob(spec, LargeNode());
+  EXPECT_TRUE(Refused(one_budget, Code::kResourceExhausted, "OUT_OF_HOST_MEMORY", "budgets.host_memory"));
+  EXPECT_NE(one_budget.status().message().find(FormatBytes(1_MiB)), std::string::npos);
+  spec.mutable_budgets()->add_host_memory_bytes(int64_t{1} << 40);
+  const auto by_node = PlanJob(spec, LargeNode());
+  EXPECT_TRUE(Refused(by_node, Code::kResourceExhausted, "OUT_OF_HOST_MEMORY", "budgets.host_memory"));
+  EXPECT_NE(by_node.status().message().find("numa 0"), std::string::npos) << by_node.status().message();
+  spec.mutable_budgets()->add_host_memory_bytes(1);
+  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "budgets.host_memory"));
+}
+
+TEST(PlanJob, ADiskThatIsTooSmallForTheCheckpointsIsRefused) {
+  const JobDirectory directory;
+  // About 260 billion parameters: 12 bytes each, 1,001 times.
+  WriteText(directory / "config.json", ConfigText(4096, 40, 200, 128, 4096));
+  v1::JobSpec spec = directory.Spec();
+  spec.mutable_checkpoint()->set_keep(1000);
+  NodeLimits limits = LargeNode();
+  limits.pool_capacity_bytes = {int64_t{1} << 50, int64_t{1} << 50};
+  const auto planned = PlanJob(spec, limits);
+  EXPECT_TRUE(Refused(planned, Code::kResourceExhausted, "STORAGE_FULL", "output"));
+  EXPECT_NE(planned.status().message().find("1001 checkpoints"), std::string::npos)
+      << planned.status().message();
+}
+
+TEST(PlanJob, MissingFilesAreRefusedByField) {
+  const JobDirectory directory;
+  v1::JobSpec spec = directory.Spec();
+  spec.mutable_model()->set_config(directory / "none.json");
+  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kNotFound, "INVALID_INPUT", "model.config"));
+  spec = directory.Spec();
+  spec.mutable_model()->clear_config();
+  spec.mutable_model()->clear_initialize();
+  spec.mutable_model()->set_path(directory / "nowhere");
+  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kNotFound, "INVALID_INPUT", "model.path"));
+  spec = directory.Spec();
+  spec.mutable_data()->set_train(directory / "no-data");
+  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kNotFound, "INVALID_INPUT", "data.train"));
+  spec = directory.Spec();
+  spec.set_sequence_length(5000);
+  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "data.train"));
+  spec = directory.Spec();
+  spec.set_plan(directory / "no-plan.json");
+  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kNotFound, "INVALID_INPUT", "plan"));
+  spec = directory.Spec();
+  spec.set_output(directory / "config.json");
+  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "output"));
+  spec = directory.Spec();
+  spec.mutable_devices()->set_kind(v1::DEVICE_KIND_CUDA);
+  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "devices.kind"));
+}
+
+std::string ToJson(const v1::Plan& plan) {
+  std::string json;
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  EXPECT_TRUE(google::protobuf::util::MessageToJsonString(plan, &json, options).ok());
+  return json;
+}
+
+// Goal: a plan can be saved, read, edited and submitted again (architecture, idea 2).
+TEST(PlanJob, ASavedPlanRoundTrips) {
+  const JobDirectory directory;
+  for (const int64_t budget : {int64_t{0}, 4_MiB}) {
+    v1::JobSpec spec = directory.Spec();
+    spec.mutable_devices()->set_count(2);
+    spec.mutable_budgets()->set_gpu_memory_bytes(budget);
+    const auto planned = PlanJob(spec, LargeNode());
+    ASSERT_TRUE(planned.ok()) << planned.status().ToString();
+    WriteText(directory / "plan.json", ToJson(planned->plan));
+    spec.set_plan(directory / "plan.json");
+    const auto again = PlanJob(spec, LargeNode());
+    ASSERT_TRUE(again.ok()) << again.status().ToString();
+    EXPECT_EQ(again->plan.SerializeAsString(), planned->plan.SerializeAsString());
+    ASSERT_EQ(again->pools.size(), planned->pools.size());
+    for (size_t i = 0; i < again->pools.size(); ++i) {
+      EXPECT_EQ(again->pools[i].SerializeAsString(), planned->pools[i].SerializeAsString());
+    }
+  }
+}
+
+TEST(PlanJob, AnEditedPlanThatDoesNotFitTheJobIsRefusedByField) {
+  const JobDirectory directory;
+  const auto planned = PlanJob(directory.Spec(), LargeNode());
+  ASSERT_TRUE(planned.ok());
+  using Plan = v1::Plan;
+  const std::vector<std::pair<std::string, std::function<void(Plan*)>>> cases = {
+      {"plan.rank_count", [](Plan* p) { p->set_rank_count(2); }},
+      {"plan.precision", [](Plan* p) { p->set_precision(v1::PRECISION_FLOAT32); }},
+      {"plan.accumulation", [](Plan* p) { p->set_accumulation(2); }},
+      {"plan.micro_batch_tokens", [](Plan* p) { p->set_micro_batch_tokens(17); }},
+      {"plan.version", [](Plan* p) { p->set_version(9); }},
+      {"plan.units[2]", [](Plan* p) { p->mutable_units(2)->set_unit("experts"); }},
+      {"plan.units", [](Plan* p) { p->clear_units(); }},
+      {"plan.layers", [](Plan* p) { p->clear_layers(); }},
+      {"plan.window_count", [](Plan* p) { p->set_window_count(0); }},
+      {"plan.rank_numa_node", [](Plan* p) { p->set_rank_numa_node(0, 2); }},
+      {"plan.optimizer_threads", [](Plan* p) { p->add_optimizer_threads(1); }},
+      {"plan.optimizer_threads", [](Plan* p) { p->clear_optimizer_threads(); }},
+  };
+  for (const auto& [field, change] : cases) {
+    Plan plan = planned->plan;
+    change(&plan);
+    WriteText(directory / "plan.json", ToJson(plan));
+    v1::JobSpec spec = directory.Spec();
+    spec.set_plan(directory / "plan.json");
+    EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", field)) << field;
+  }
+  v1::JobSpec clipped = directory.Spec();
+  WriteText(directory / "plan.json", ToJson(planned->plan));
+  clipped.set_plan(directory / "plan.json");
+  clipped.mutable_optimizer()->set_max_gradient_norm(1.0);
+  EXPECT_TRUE(Refused(PlanJob(clipped, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "plan.update_mode"));
+  WriteText(directory / "plan.json", "{\"version\": 1, \"windows\": 2}");
+  const auto unknown = PlanJob(clipped, LargeNode());
+  EXPECT_TRUE(Refused(unknown, Code::kInvalidArgument, "INVALID_INPUT", "plan"));
+  EXPECT_NE(unknown.status().message().find("windows"), std::string::npos) << unknown.status().message();
+}
+
+// The resources of the bound are those of the graph, and the bound is the slowest of them.
+TEST(PlanJob, TheLowerBoundIsTheSlowestResource) {
+  const JobDirectory directory;
+  const auto planned = PlanJob(directory.Spec(), LargeNode());
+  ASSERT_TRUE(planned.ok());
+  double slowest = 0.0;
+  bool has_h2d = false;
+  for (const v1::ResourceEstimate& resource : planned->plan.estimate().resources()) {
+    EXPECT_GT(resource.seconds(), 0.0) << resource.resource();
+    slowest = std::max(slowest, resource.seconds());
+    has_h2d = has_h2d || resource.resource().rfind("H2D", 0) == 0;
+  }
+  EXPECT_TRUE(has_h2d);
+  EXPECT_EQ(planned->plan.estimate().step_seconds_lower_bound(), slowest);
+}
+
+}  // namespace
+}  // namespace oom::testing
