@@ -92,7 +92,9 @@ class Parser {
       slot->option = app->add_flag(flags, help);
     } else {
       slot->option = app->add_option(flags, slot->values, help);
+      // Only ever one value: what follows it is the command's own word.
       slot->option->type_name(std::string(row.value))->type_size(1)->expected(1);
+      slot->option->allow_extra_args(false);
       slot->option->multi_option_policy(row.name == "rank" ? CLI::MultiOptionPolicy::TakeAll
                                                            : CLI::MultiOptionPolicy::TakeLast);
     }

@@ -26,7 +26,7 @@ ExitCode ExitCodeOf(const Status& status) {
       // The node cannot hold the job, whoever asks and whenever: that is about the job, not a
       // quota.
       return status.reason() == "OUT_OF_HOST_MEMORY" || status.reason() == "OUT_OF_GPU_MEMORY" ||
-                     status.reason() == "STORAGE_FULL"
+                     status.reason() == "STORAGE_FULL" || status.reason() == "NOT_ENOUGH_DEVICES"
                  ? kExitInvalid
                  : kExitQuota;
     case Code::kUnavailable:

@@ -75,8 +75,7 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
   for (int64_t layer = 0; layer < model.layer_count; ++layer) {
     const v1::LayerPlan& layer_plan = plan.layers(static_cast<int>(layer));
     const MixtureKind kind = model.mixtures[static_cast<size_t>(layer)];
-    const bool retains_all = layer_plan.retain_mixer() && layer_plan.retain_mixture();
-    if (layer_plan.boundary() == v1::BOUNDARY_HOME_DEVICE && !retains_all) kept += row_bytes;
+    if (layer_plan.boundary() == v1::BOUNDARY_HOME_DEVICE && !layer_plan.retain_mixer()) kept += row_bytes;
     if (layer_plan.retain_mixer()) kept += mixer_saved;
     if (layer_plan.retain_mixture()) kept += mixture(kind, tokens, false);
     const int64_t mixer_work = mixer_saved + tokens * (3 * query + 2 * kv) * 4 + 3 * row_bytes;

@@ -14,6 +14,7 @@
 #include "planner/memory_account.h"
 #include "planner/model_proto.h"
 #include "planner/resource_bounds.h"
+#include "planner/resume_check.h"
 #include "runtime/base/file.h"
 #include "runtime/base/units.h"
 #include "runtime/data/dataset.h"
@@ -135,9 +136,9 @@ Status CheckHostMemory(const v1::JobSpec& spec, const NodeLimits& limits,
   const auto& budget = spec.budgets().host_memory_bytes();
   const auto refuse = [&](const std::string& what, int64_t needed, int64_t allowed,
                           const std::string& space) {
-    return Status(Code::kResourceExhausted, what + " needs " + FormatBytes(needed) + ", " +
-                                                FormatBytes(allowed) + " are allowed (" +
-                                                Itemised(account, space) + ")")
+    return Status(Code::kResourceExhausted, "budgets.host_memory: " + what + " needs " +
+                                                FormatBytes(needed) + ", " + FormatBytes(allowed) +
+                                                " are allowed (" + Itemised(account, space) + ")")
         .WithReason("OUT_OF_HOST_MEMORY")
         .WithField("budgets.host_memory");
   };
@@ -166,7 +167,7 @@ Status CheckHostMemory(const v1::JobSpec& spec, const NodeLimits& limits,
 Status CheckDeviceMemory(const v1::JobSpec& spec, const MemoryAccount& account) {
   const int64_t budget = spec.budgets().gpu_memory_bytes();
   if (budget == 0 || account.device_bytes <= budget) return Status::Ok();
-  return Status(Code::kResourceExhausted, "device memory needs " +
+  return Status(Code::kResourceExhausted, "budgets.gpu_memory: device memory needs " +
                                               FormatBytes(account.device_bytes) + ", " +
                                               FormatBytes(budget) + " are allowed (" +
                                               Itemised(account, "device 0") + ")")
@@ -223,6 +224,7 @@ Result<PlannedJob> PlanJob(const v1::JobSpec& given, const NodeLimits& limits) {
   OOM_RETURN_IF_ERROR(CheckHostMemory(spec, limits, account));
   const int64_t disk_bytes = account.checkpoint_bytes * (spec.checkpoint().keep() + 1);
   OOM_RETURN_IF_ERROR(CheckOutput(spec, disk_bytes));
+  OOM_RETURN_IF_ERROR(CheckResumable(spec, *model, PrecisionOf(planned.plan)));
 
   for (const PoolSpec& pool : layout.pools()) {
     internal::v1::Pool out;

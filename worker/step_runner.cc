@@ -119,7 +119,7 @@ const ParameterUnit& StepRunner::MixtureUnit(int64_t layer) const {
 
 bool StepRunner::KeepsBoundary(int64_t layer, v1::BoundaryHome home) const {
   const v1::LayerPlan& plan = options_.plan->layers(static_cast<int>(layer));
-  return !evaluating_ && plan.boundary() == home && !(plan.retain_mixer() && plan.retain_mixture());
+  return !evaluating_ && plan.boundary() == home && !plan.retain_mixer();
 }
 
 Result<std::byte*> StepRunner::UnitBase(int64_t unit, int64_t buffer, int64_t step) {

@@ -153,7 +153,8 @@ class SharedLayoutBuilder {
       layout_.embedding_rows_.push_back(rows);
       std::vector<Region> boundaries;
       for (int layer = 0; layer < plan_.layers_size(); ++layer) {
-        if (plan_.layers(layer).boundary() == v1::BOUNDARY_HOME_HOST) {
+        if (plan_.layers(layer).boundary() == v1::BOUNDARY_HOME_HOST &&
+            !plan_.layers(layer).retain_mixer()) {
           boundaries.push_back(Place("activations", rank, RankNode(rank),
                                      batch_.micro_batch_tokens() * model_.hidden_size *
                                          layout_.activation_bytes()));

@@ -95,7 +95,8 @@ class SharedLayout {
   // Bytes of one element of those rows: 4 with float32, else 2.
   int64_t row_gradient_bytes() const { return float32_ ? 4 : 2; }
 
-  // The boundary below layer `layer` of a rank; bytes 0 unless the plan keeps it on the host.
+  // The boundary below layer `layer` of a rank; bytes 0 unless the plan keeps it on the host and the mixer
+  // is replayed from it.
   Region boundary(int rank, int64_t layer) const { return boundaries_[rank][layer]; }
   // A resident chunk's copy at the cut of a checkpoint: weights, then rest.
   Region snapshot(int64_t chunk) const { return snapshots_[chunk]; }

@@ -149,9 +149,11 @@ void Controller::CreateJob(NewJob wanted, Reply reply) {
     if (const std::string never = resources_.NeverFits(NeedOf(wanted.job, wanted.pools));
         !never.empty()) {
       const bool memory = never.rfind("host memory", 0) == 0;
-      return Status(Code::kResourceExhausted, "this node can never run the job: " + never)
+      const std::string field = memory ? "budgets.host_memory" : "devices.count";
+      return Status(Code::kResourceExhausted,
+                    field + ": this node can never run the job: " + never)
           .WithReason(memory ? "OUT_OF_HOST_MEMORY" : "NOT_ENOUGH_DEVICES")
-          .WithField(memory ? "budgets.host_memory" : "devices.count");
+          .WithField(field);
     }
     int queued = 0;
     for (const auto& [uid, record] : staged_) queued += jobs_.contains(uid) ? 0 : 1;

@@ -155,6 +155,7 @@ TEST(CommandLineTest, MistakesAreUsageErrorsThatSayWhat) {
 TEST(CommandLineTest, OptionsMayStandBeforeOrAfterTheCommand) {
   for (const std::vector<const char*>& words :
        {std::vector<const char*>{"oom", "--timeout", "5s", "-o", "json", "run", "job.yaml"},
+        std::vector<const char*>{"oom", "run", "-o", "json", "--timeout", "5s", "job.yaml"},
         std::vector<const char*>{"oom", "run", "job.yaml", "-o", "json", "--timeout", "5s"}}) {
     const auto parsed = ParseCommandLine(static_cast<int>(words.size()), words.data());
     const auto* line = std::get_if<CommandLine>(&parsed);

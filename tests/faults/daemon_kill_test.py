@@ -3,77 +3,65 @@
 import json
 import os
 import random
-import subprocess
 import threading
 import time
 import unittest
 
-import fault_harness
-from fault_harness import FaultCase, Follower, poll
+from fault_harness import EXIT_NO_DAEMON, EXIT_TIMEOUT, FaultCase, Watcher, poll
 
 
 class RunningJob(FaultCase):
     def test_a_kill_of_oomd_costs_a_running_job_no_step_and_a_watcher_no_event(self):
         shape = {"steps": 400, "checkpoint": {"every_steps": 50, "keep": 2}}
         control = self.control("control", **shape)
-
-        watcher = Follower(self.node, [])
-        self.addCleanup(watcher.process.kill)
-        token = poll(lambda: next((event["resumeToken"] for event in watcher.events()
-                                   if event["kind"].endswith("BOOKMARK")), None), what="a bookmark")
-        job = self.submit("tiny", **shape)
-        uid = job["uid"]
-        waiter = subprocess.Popen([str(fault_harness.BIN / "oom"), "wait", "tiny"], env=self.node.environment)
+        watcher = Watcher(self)
+        token = watcher.token()
+        uid = self.submit("tiny", **shape)["uid"]
+        waiter = self.node.popen("wait", "tiny", "-q")
         self.addCleanup(waiter.kill)
         self.wait_steps("tiny", 5)
         host, workers = self.node.host_of(uid), self.node.workers_of(uid)
         self.assertEqual(sorted(workers), [0, 1])
 
-        for kill_number in range(3):
-            self.node.kill_daemon()
-            # Goes on with nobody there.
+        for round_number in range(3):
+            self.node.kill()
+            # It goes on with nobody there.
             before = self.step_count("tiny")
-            self.assertLess(before, 390, "the run ended before the kills")
+            self.assertLess(before, 370, "the run was too short for the kills")
             self.wait_steps("tiny", before + 10)
             begin = time.monotonic()
             self.node.start()
-            # Adopted: a step that was made after the restart is known.
+            # Adopted: what was done in between is known.
             now = self.step_count("tiny")
-            poll(lambda: int(self.node.get("tiny")["step"]) >= now, 10, "oomd hears of new steps")
+            poll(lambda now=now: int(self.node.get("tiny")["step"]) >= now, "oomd hears of the job")
             self.assertLess(time.monotonic() - begin, 2.0, "seconds until the job was adopted")
-            self.assertEqual(self.node.host_of(uid), host, f"kill {kill_number}: another job host")
+            self.assertEqual(self.node.host_of(uid), host, f"round {round_number}: another job host")
+            running = self.node.workers_of(uid)
             if self.step_count("tiny") < 400:
-                self.assertEqual(self.node.workers_of(uid), workers, f"kill {kill_number}: other workers")
+                self.assertEqual(running, workers, f"round {round_number}: other workers")
 
-        self.assertEqual(waiter.wait(fault_harness.LONG_SECONDS), 0)
-        done = self.node.get("tiny")
-        self.assertEqual(done["attempt"], 1)
+        self.assertEqual(waiter.wait(60), 0)
+        self.assertEqual(self.node.get("tiny")["attempt"], 1)
         self.assertEqual(self.losses("tiny"), control)
 
         # What the store holds, read at once, against what the watcher saw across the kills.
-        all_events = Follower(self.node, ["tiny", "--resume-token", token])
-        self.assertEqual(all_events.wait(), 0)
-
-        def brief(events):
-            return [(int(event["sequence"]), event["job"]["state"]) for event in events]
-        poll(lambda: brief(watcher.transitions())[-1:] == brief(all_events.transitions())[-1:],
-             what="the watcher sees the end")
-        seen = brief(watcher.transitions())
-        self.assertEqual(seen, brief(all_events.transitions()))
-        self.assertEqual([state.removeprefix("JOB_STATE_") for _, state in seen],
-                         ["QUEUED", "STARTING", "RUNNING", "STOPPING", "SUCCEEDED"])
+        stored = Watcher(self, "tiny", "--resume-token", token)
+        self.assertEqual(stored.process.wait(60), 0, stored.messages())
+        poll(lambda: watcher.brief()[-1:] == stored.brief()[-1:], "the watcher sees the end")
+        self.assertEqual(watcher.brief(), stored.brief())
+        self.assertEqual([state for _, _, state, _ in stored.brief()],
+                         ["QUEUED", "STARTING", "STARTING", "RUNNING", "STOPPING", "SUCCEEDED"])
         # And from the middle.
-        middle = watcher.transitions()[1]
-        rest = Follower(self.node, ["tiny", "--resume-token", middle["resumeToken"]])
-        self.assertEqual(rest.wait(), 0)
-        self.assertEqual(brief(rest.transitions()), seen[2:])
-        self.assert_nothing_left(done)
+        rest = Watcher(self, "tiny", "--resume-token", watcher.transitions()[1]["resumeToken"])
+        self.assertEqual(rest.process.wait(60), 0, rest.messages())
+        self.assertEqual(rest.brief(), stored.brief()[2:])
+        self.assert_nothing_left()
 
 
 class Submitters(FaultCase):
     """Rounds of kill -9 under eight submitters; OOM_KILL_ROUNDS of them."""
 
-    settings = {"cpu-devices": "1"}
+    flags = {"cpu_devices": "1"}
     environment = {"OOMD_MAX_QUEUED_JOBS": "100000"}
 
     def test_every_acknowledged_job_is_there_once(self):
@@ -98,12 +86,12 @@ class Submitters(FaultCase):
                     asked.add(request)
                 # The same request until it is answered, over the kills.
                 while not over.is_set():
-                    answer = self.node.oom("submit", path, "--request-id", request, "-o", "json")
-                    if answer.code == 0:
+                    answer = self.node.oom("submit", path, "--request-id", request, "-o", "json", check=None)
+                    if answer.returncode == 0:
                         with lock:
-                            acknowledged[request] = json.loads(answer.out)["uid"]
+                            acknowledged[request] = json.loads(answer.stdout)["uid"]
                         break
-                    if answer.code not in (3, 124):
+                    if answer.returncode not in (EXIT_NO_DAEMON, EXIT_TIMEOUT):
                         problems.append(answer)
                         return
                 if over.is_set():
@@ -116,8 +104,8 @@ class Submitters(FaultCase):
             for _ in range(rounds):
                 known = len(acknowledged)
                 wanted = known + chance.randint(1, 12)
-                poll(lambda wanted=wanted: len(acknowledged) >= wanted or problems, what="acknowledgements")
-                self.node.kill_daemon()
+                poll(lambda wanted=wanted: len(acknowledged) >= wanted or problems, "acknowledgements")
+                self.node.kill()
                 self.node.start()
         finally:
             over.set()
@@ -126,7 +114,7 @@ class Submitters(FaultCase):
         self.assertEqual(problems, [])
         self.assertGreaterEqual(len(acknowledged), rounds)
 
-        jobs = [json.loads(line) for line in self.node.oom("ls", "-o", "jsonl").out.splitlines()]
+        jobs = [json.loads(line) for line in self.node.oom("ls", "-o", "jsonl").stdout.splitlines()]
         jobs = [job for job in jobs if job["name"] != "jobs/runner"]
         uids = [job["uid"] for job in jobs]
         self.assertEqual(len(set(uids)), len(uids), "a uid was used twice")
@@ -138,8 +126,8 @@ class Submitters(FaultCase):
         # A repeated request gives the same job and makes none.
         for request in chance.sample(sorted(acknowledged), 5):
             answer = self.node.oom("submit", path, "--request-id", request, "-o", "json")
-            self.assertEqual(json.loads(answer.out)["uid"], acknowledged[request])
-        again = self.node.oom("ls", "-o", "jsonl").out.splitlines()
+            self.assertEqual(json.loads(answer.stdout)["uid"], acknowledged[request])
+        again = self.node.oom("ls", "-o", "jsonl").stdout.splitlines()
         self.assertEqual(len(again), len(jobs) + 1)
         self.assertEqual(self.node.host_of(runner["uid"]), host, "the running job was disturbed")
         self.assertEqual(self.node.get("runner")["attempt"], 1)

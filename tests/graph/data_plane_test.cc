@@ -1,8 +1,11 @@
-// The data plane between ranks and the host optimizer in one process, so that ThreadSanitizer sees every race
-// (engine rules, section 5): real executors, pools, words and updates; only the operators are fake.
+// The data plane between ranks and the host optimizer in one process, so that ThreadSanitizer sees
+// every race (engine rules, section 5): real executors, pools, words and updates; only the
+// operators are fake.
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -74,17 +77,19 @@ std::string Describe(const TestJob& job) {
          " vocabulary " + std::to_string(job.model.vocabulary_size);
 }
 
-// Goal: whatever the plan and the timing, each update used the gradients of its step, which came from the weights of
-// its step.
-// Method: gradients depend on the weights that were read, so that one wrong read shows in every later weight; 10,000
-// steps over random jobs against a single-threaded reference, bit by bit.
+// Goal: whatever the plan and the timing, each update used the gradients of its step, which came
+// from the weights of its step. Method: gradients depend on the weights that were read, so that one
+// wrong read shows in every later weight; 10,000 steps over random jobs against a single-threaded
+// reference, bit by bit.
 TEST(DataPlane, EveryUpdateUsesExactlyTheGradientsOfItsStep) {
   constexpr int kJobs = 200;
   constexpr int64_t kSteps = 50;
   for (uint64_t seed = 1; seed <= kJobs; ++seed) {
     // Mostly the smallest: ThreadSanitizer takes its time for each byte.
     const auto job = RandomJob(seed, {.max_layers = seed % 8 == 0 ? 3 : 1,
-                                      .max_ranks = seed % 4 == 0 ? 3 : seed % 4 == 1 ? 2 : 1,
+                                      .max_ranks = seed % 4 == 0   ? 3
+                                                   : seed % 4 == 1 ? 2
+                                                                   : 1,
                                       .tiny = true});
     SCOPED_TRACE("seed " + std::to_string(seed) + " " + Describe(*job));
     const TestPools pools(*job->layout);
@@ -99,8 +104,9 @@ TEST(DataPlane, EveryUpdateUsesExactlyTheGradientsOfItsStep) {
   }
 }
 
-// Goal: plans that differ in residency, delivery, boundaries, retention, chunks, backlog, buffers, threads and NUMA
-// placement give the same losses, norms, weights and moments bit for bit (engine rules, section 12).
+// Goal: plans that differ in residency, delivery, boundaries, retention, chunks, backlog, buffers,
+// threads and NUMA placement give the same losses, norms, weights and moments bit for bit (engine
+// rules, section 12).
 TEST(DataPlane, PlansDoNotChangeABit) {
   for (const int ranks : {1, 2}) {
     for (const bool float32 : {false, true}) {
@@ -132,8 +138,60 @@ TEST(DataPlane, PlansDoNotChangeABit) {
   }
 }
 
-// A new attempt has a new page with zero words: it goes on as if nothing had happened, and takes no word of the old
-// one.
+// Goal: the embedding's rows of a step stay until every chunk's update has read them, though the
+// next step gathers from other chunks only. Method: hold back the update of the second chunk in
+// step 0; step 1, whose tokens all lie in the first chunk, may run up to its own rows, and not
+// store them.
+TEST(DataPlane, EmbeddingRowsStayUntilEveryChunkHasReadThem) {
+  TestJob job;
+  job.model = {.hidden_size = 32,
+               .layer_count = 1,
+               .vocabulary_size = 200,
+               .query_head_count = 1,
+               .kv_head_count = 1,
+               .head_size = 16,
+               .expert_count = 2,
+               .experts_per_token = 1,
+               .expert_width = 16};
+  job.model.mixtures = {MixtureKind::kRoutedExperts};
+  job.plan = PlainPlan(job.model, 1);
+  job.plan.set_chunk_bytes(8192);  // 128 rows.
+  job.plan.set_micro_batch_tokens(4);
+  job.plan.set_optimizer_threads(0, 2);
+  job.Derive();
+  const auto beyond_first = [](uint64_t seed, int64_t step) {
+    const auto tokens = ReferenceJob::Tokens(seed, step, 0, 0, 4, 200);
+    return std::count_if(tokens.begin(), tokens.end(), [](int64_t token) { return token >= 128; });
+  };
+  uint64_t seed = 1;
+  while (beyond_first(seed, 0) == 0 || beyond_first(seed, 1) != 0) ++seed;
+  const TestPools pools(*job.layout);
+  ReferenceJob reference(job, seed);
+  reference.Fill(pools.map());
+  ControlPage* page = nullptr;
+  WaitResult held = WaitResult::kReached;
+  HostOptimizer::Options host;
+  host.before_update = [&](int64_t chunk, int64_t step) {
+    if (chunk != 1 || step != 0) return;
+    held = page->landed(0, 1).WaitAtLeast(2, page->aborted(),
+                                          {.timeout = std::chrono::milliseconds(300)});
+  };
+  FakeJob run(job, pools.map(), seed, 0, host, {});
+  page = &run.page();
+  run.StartWorkers(2);
+  for (int64_t step = 0; step < 2; ++step) {
+    const auto outcome = run.optimizer().FinishStep(step);
+    ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
+    reference.Step(outcome->clip);
+  }
+  const Status status = run.Join(0);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(held, WaitResult::kTimeout);
+  EXPECT_EQ(reference.CompareAll(pools.map()), "");
+}
+
+// A new attempt has a new page with zero words: it goes on as if nothing had happened, and takes no
+// word of the old one.
 TEST(DataPlane, StopAndResumeOnANewPageChangesNothing) {
   for (uint64_t seed = 1; seed <= 12; ++seed) {
     const auto job = RandomJob(seed + 500, {.max_layers = 2, .max_ranks = 2, .tiny = true});
@@ -142,7 +200,8 @@ TEST(DataPlane, StopAndResumeOnANewPageChangesNothing) {
     ReferenceJob reference(*job, seed);
     reference.Fill(pools.map());
     RunResult result;
-    for (const auto& [first, last] : std::vector<std::pair<int64_t, int64_t>>{{0, 3}, {3, 4}, {4, 9}}) {
+    for (const auto& [first, last] :
+         std::vector<std::pair<int64_t, int64_t>>{{0, 3}, {3, 4}, {4, 9}}) {
       RunJob(*job, pools.map(), seed, first, last, 0.0, &reference, &result);
       if (::testing::Test::HasFatalFailure()) return;
     }
@@ -150,8 +209,8 @@ TEST(DataPlane, StopAndResumeOnANewPageChangesNothing) {
   }
 }
 
-// Transfers equal the graph's account exactly (engine rules, section 13), but for embedding rows, which travel once
-// each.
+// Transfers equal the graph's account exactly (engine rules, section 13), but for embedding rows,
+// which travel once each.
 TEST(DataPlane, TransfersEqualTheGraphsAccount) {
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     const auto job = RandomJob(seed + 700, {.max_layers = 2, .max_ranks = 2, .tiny = true});
@@ -178,8 +237,8 @@ TEST(DataPlane, TransfersEqualTheGraphsAccount) {
         for (int64_t step = 0; step < kSteps; ++step) {
           std::set<int64_t> rows;
           for (int a = 0; a < job->plan.accumulation(); ++a) {
-            const auto tokens = ReferenceJob::Tokens(seed, step, rank, a, job->batch.micro_batch_tokens(),
-                                                     job->model.vocabulary_size);
+            const auto tokens = ReferenceJob::Tokens(
+                seed, step, rank, a, job->batch.micro_batch_tokens(), job->model.vocabulary_size);
             rows.insert(tokens.begin(), tokens.end());
           }
           row_bytes += static_cast<int64_t>(rows.size()) *

@@ -1,5 +1,5 @@
-// Injected delays: the one place of these tests that sleeps, to shake the order in which threads meet. Nothing waits
-// for anything by it.
+// Injected delays: the one place of these tests that sleeps, to shake the order in which threads
+// meet. Nothing waits for anything by it.
 
 #pragma once
 

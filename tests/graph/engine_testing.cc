@@ -22,7 +22,7 @@ uint64_t Mix(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
 
 ModelDescription RandomModel(Random& random, const JobShape& shape) {
   ModelDescription model;
-  model.hidden_size = shape.tiny ? 16 * random.Between(1, 2) : 16 * random.Between(1, 12);
+  model.hidden_size = shape.tiny ? (random.Chance(0.2) ? 32 : 16) : 16 * random.Between(1, 12);
   model.layer_count = random.Between(1, shape.max_layers);
   model.vocabulary_size = shape.tiny ? random.Between(40, 200) : random.Between(20, 900);
   model.head_size = 16;
@@ -32,7 +32,7 @@ ModelDescription RandomModel(Random& random, const JobShape& shape) {
   model.experts_per_token = random.Between(1, 2);
   model.expert_width = 16 * random.Between(1, shape.tiny ? 2 : 6);
   model.dense_width = 32 * random.Between(1, shape.tiny ? 2 : 6);
-  model.query_key_norm = random.Chance(0.5);
+  model.query_key_norm = random.Chance(shape.tiny ? 0.2 : 0.5);
   for (int64_t layer = 0; layer < model.layer_count; ++layer) {
     model.mixtures.push_back(random.Chance(0.3) ? MixtureKind::kDense
                                                 : MixtureKind::kRoutedExperts);
@@ -95,7 +95,8 @@ void ScrambleBitNeutral(Random& random, const JobShape& shape, v1::Plan* plan) {
   plan->set_update_mode(plan->accumulation() > 1 || random.Chance(0.4)
                             ? v1::UPDATE_MODE_DEFERRED
                             : v1::UPDATE_MODE_OVERLAPPED);
-  for (int& node : *plan->mutable_rank_numa_node()) node = static_cast<int>(random.Between(0, nodes - 1));
+  for (int& node : *plan->mutable_rank_numa_node())
+    node = static_cast<int>(random.Between(0, nodes - 1));
 }
 
 std::unique_ptr<TestJob> RandomJob(uint64_t seed, const JobShape& shape) {
@@ -121,15 +122,16 @@ void TestJob::Derive() {
            .sequence_length = 4,
            .accumulation = plan.accumulation()};
   layout = std::make_unique<SharedLayout>(SharedLayout::Build(model, plan, batch));
-  graph = BuildTrainingGraph(
-      {.model = &model, .plan = &plan, .layout = layout.get(), .batch = batch});
+  graph =
+      BuildTrainingGraph({.model = &model, .plan = &plan, .layout = layout.get(), .batch = batch});
 }
 
 void TestPools::Free::operator()(std::byte* bytes) const { std::free(bytes); }
 
 TestPools::TestPools(const SharedLayout& layout) {
   for (const PoolSpec& pool : layout.pools()) {
-    auto* bytes = static_cast<std::byte*>(std::aligned_alloc(4096, static_cast<size_t>(pool.bytes)));
+    auto* bytes =
+        static_cast<std::byte*>(std::aligned_alloc(4096, static_cast<size_t>(pool.bytes)));
     OOM_CHECK(bytes != nullptr);
     std::memset(bytes, 0, static_cast<size_t>(pool.bytes));
     memory_.emplace_back(bytes);

@@ -1,5 +1,5 @@
-// Random small jobs for the tests of the engine: a model, a plan, and what follows from them. And a model of
-// the job host's pools in ordinary memory. Values; single-threaded.
+// Random small jobs for the tests of the engine: a model, a plan, and what follows from them. And a
+// model of the job host's pools in ordinary memory. Values; single-threaded.
 
 #pragma once
 
@@ -38,7 +38,7 @@ struct JobShape {
   int max_layers = 3;
   int max_ranks = 4;
   int max_numa_nodes = 2;
-  bool tiny = false;          // Tensors of at most a block or two, hidden size a multiple of 16.
+  bool tiny = false;  // Tensors of at most a block or two, hidden size a multiple of 16.
   bool may_accumulate = true;
 };
 

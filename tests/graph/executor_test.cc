@@ -1,5 +1,5 @@
-// The executor with fake operators: order, failures, draining, graphs in turn; and the simulator, which walks the same
-// graph: closed forms, and equality with what the executor did.
+// The executor with fake operators: order, failures, draining, graphs in turn; and the simulator,
+// which walks the same graph: closed forms, and equality with what the executor did.
 
 #include "runtime/graph/executor.h"
 
@@ -31,7 +31,8 @@ Executor::Options OptionsFor(int rank, std::function<void(const Status&)> on_fai
           .on_failure = std::move(on_failure)};
 }
 
-// Random nodes on random device streams with random edges to earlier nodes or to any node of the step before.
+// Random nodes on random device streams with random edges to earlier nodes or to any node of the
+// step before.
 StepGraph RandomGraph(uint64_t seed, int64_t node_count) {
   Random random(seed);
   StepGraph graph;
@@ -40,7 +41,8 @@ StepGraph RandomGraph(uint64_t seed, int64_t node_count) {
               .resource = static_cast<Resource>(random.Between(0, kResourceCount - 2))};
     if (random.Chance(0.1)) node.owner_rank = static_cast<int>(random.Between(0, 1));
     for (int64_t edge = random.Between(0, 3); edge > 0; --edge) {
-      if (i > 0 && random.Chance(0.6)) node.predecessors.push_back({.node = random.Between(0, i - 1)});
+      if (i > 0 && random.Chance(0.6))
+        node.predecessors.push_back({.node = random.Between(0, i - 1)});
       if (random.Chance(0.3)) {
         node.predecessors.push_back({.node = random.Between(0, node_count - 1), .distance = 1});
       }
@@ -55,9 +57,9 @@ TEST(Executor, RunsEveryNodeOnceAStepAfterItsPredecessors) {
   for (uint64_t seed = 1; seed <= 40; ++seed) {
     const StepGraph graph = RandomGraph(seed, 40);
     for (const int rank : {0, 1}) {
-      OrderRunner runner({.graph = &graph,
-                          .rank = rank,
-                          .work = [seed](const Node&, int64_t) { RandomDelay(seed, 100); }});
+      OrderRunner runner({.graph = &graph, .rank = rank, .work = [seed](const Node&, int64_t) {
+                            RandomDelay(seed, 100);
+                          }});
       std::atomic<int64_t> done{0};
       std::atomic<bool> in_order{true};
       constexpr int64_t kSteps = 12;
@@ -65,9 +67,8 @@ TEST(Executor, RunsEveryNodeOnceAStepAfterItsPredecessors) {
         Executor executor(OptionsFor(rank), &runner);
         const int handle = executor.AddGraph(&graph);
         for (int64_t step = 0; step < kSteps; ++step) {
-          const Status issued = executor.Issue(handle, step, [&, step] {
-            in_order = in_order && done.fetch_add(1) == step;
-          });
+          const Status issued = executor.Issue(
+              handle, step, [&, step] { in_order = in_order && done.fetch_add(1) == step; });
           ASSERT_TRUE(issued.ok()) << issued.ToString();
           // At most two steps are in flight.
           ASSERT_GE(done.load(), step - 1);
@@ -78,14 +79,15 @@ TEST(Executor, RunsEveryNodeOnceAStepAfterItsPredecessors) {
       }
       EXPECT_TRUE(in_order.load());
       int64_t mine = 0;
-      for (const Node& node : graph.nodes) mine += node.owner_rank < 0 || node.owner_rank == rank ? 1 : 0;
+      for (const Node& node : graph.nodes)
+        mine += node.owner_rank < 0 || node.owner_rank == rank ? 1 : 0;
       EXPECT_EQ(runner.run_count(), mine * kSteps);
     }
   }
 }
 
-// Goal: a failure in any node ends the run with that failure, said once; nothing hangs, and steps that failed are not
-// reported as done.
+// Goal: a failure in any node ends the run with that failure, said once; nothing hangs, and steps
+// that failed are not reported as done.
 TEST(Executor, AFailureInAnyNodeEndsTheRunWithTheFirstFailure) {
   const StepGraph graph = RandomGraph(77, 25);
   for (size_t fail_at = 0; fail_at < graph.nodes.size(); ++fail_at) {
@@ -93,16 +95,19 @@ TEST(Executor, AFailureInAnyNodeEndsTheRunWithTheFirstFailure) {
     for (const int64_t fail_step : {0, 2}) {
       OrderRunner runner({.graph = &graph,
                           .work = [](const Node&, int64_t) { RandomDelay(5, 50); },
-                          .fail = [&](const Node& node, int64_t step) {
-                            const bool here = &node == &graph.nodes[fail_at] && step == fail_step;
-                            return here ? Status(Code::kInternal, "planted") : Status::Ok();
-                          }});
+                          .fail =
+                              [&](const Node& node, int64_t step) {
+                                const bool here =
+                                    &node == &graph.nodes[fail_at] && step == fail_step;
+                                return here ? Status(Code::kInternal, "planted") : Status::Ok();
+                              }});
       std::atomic<int> failures{0};
       std::atomic<int64_t> done{0};
-      Executor executor(OptionsFor(0, [&](const Status& status) {
-                          ++failures;
-                          EXPECT_EQ(status.message(), "planted");
-                        }),
+      Executor executor(OptionsFor(0,
+                                   [&](const Status& status) {
+                                     ++failures;
+                                     EXPECT_EQ(status.message(), "planted");
+                                   }),
                         &runner);
       const int handle = executor.AddGraph(&graph);
       Status issued;
@@ -125,8 +130,7 @@ TEST(Executor, AFailureReleasesWaitersThroughOnFailure) {
   load.predecessors.push_back({.node = 0});
   graph.nodes.push_back(load);
   graph.nodes.push_back({.kind = NodeKind::kHead, .resource = Resource::kCompute});
-  OrderRunner runner({.graph = &graph,
-                      .fail = [&](const Node& node, int64_t) {
+  OrderRunner runner({.graph = &graph, .fail = [&](const Node& node, int64_t) {
                         return node.kind == NodeKind::kHead ? Status(Code::kInternal, "planted")
                                                             : Status::Ok();
                       }});
@@ -204,8 +208,8 @@ TEST(Simulator, AChainOnOneResourceTakesItsSum) {
   EXPECT_DOUBLE_EQ(simulation.compute_wait_seconds, 0.0);
 }
 
-// Loads ahead of compute: one load and all compute if compute is slower, else all loads and one compute; without a
-// bound on windows the steady step is the slower resource.
+// Loads ahead of compute: one load and all compute if compute is slower, else all loads and one
+// compute; without a bound on windows the steady step is the slower resource.
 TEST(Simulator, APipelineTakesItsSlowerResource) {
   for (const double load : {0.5, 1.0, 3.0}) {
     constexpr int kParts = 6;
@@ -216,9 +220,8 @@ TEST(Simulator, APipelineTakesItsSlowerResource) {
       compute.predecessors.push_back({.node = 2 * i});
       graph.nodes.push_back(std::move(compute));
     }
-    const Simulation simulation = Simulate(graph, [load](const Node& node) {
-      return node.kind == NodeKind::kLoadUnit ? load : 1.0;
-    });
+    const Simulation simulation = Simulate(
+        graph, [load](const Node& node) { return node.kind == NodeKind::kLoadUnit ? load : 1.0; });
     EXPECT_DOUBLE_EQ(simulation.single_step_seconds,
                      load <= 1.0 ? load + kParts : kParts * load + 1.0);
     EXPECT_DOUBLE_EQ(simulation.step_seconds, kParts * std::max(load, 1.0));
@@ -248,9 +251,8 @@ TEST(Simulator, AnEdgeToTheStepBeforeClosesTheCycle) {
   StepGraph graph = Chain({Resource::kHostToDevice, Resource::kCompute, Resource::kDeviceToHost,
                            Resource::kHostOptimizer});
   graph.nodes[0].predecessors.push_back({.node = 3, .distance = 1});
-  const Simulation simulation = Simulate(graph, [](const Node& node) {
-    return 1.0 + static_cast<double>(node.resource);
-  });
+  const Simulation simulation =
+      Simulate(graph, [](const Node& node) { return 1.0 + static_cast<double>(node.resource); });
   // Resources number 1, 0, 2 and 7.
   EXPECT_DOUBLE_EQ(simulation.step_seconds, 2.0 + 1.0 + 3.0 + 8.0);
 }
@@ -262,14 +264,15 @@ TEST(Simulator, TheHostTakesWhatIsReadyFirst) {
   late.predecessors.push_back({.node = 0});
   graph.nodes.push_back(late);
   graph.nodes.push_back({.kind = NodeKind::kUpdate, .resource = Resource::kHostOptimizer});
-  const Simulation simulation = Simulate(graph, [](const Node&) { return 1.0; }, 1);
+  const Simulation simulation = Simulate(
+      graph, [](const Node&) { return 1.0; }, 1);
   EXPECT_DOUBLE_EQ(simulation.nodes[2].start_seconds, 0.0);
   EXPECT_DOUBLE_EQ(simulation.nodes[1].start_seconds, 1.0);
 }
 
 // Goal: what the simulator says of a plan's graph is what the executor does with it, node by node.
-// Method: the runner keeps virtual time while the real executor, under random delays, decides what runs when; starts
-// and ends within the last step must be the simulator's.
+// Method: the runner keeps virtual time while the real executor, under random delays, decides what
+// runs when; starts and ends within the last step must be the simulator's.
 TEST(Simulator, EqualsTheExecutorNodeByNode) {
   for (uint64_t seed = 1; seed <= 25; ++seed) {
     Random random(seed);
@@ -293,10 +296,11 @@ TEST(Simulator, EqualsTheExecutorNodeByNode) {
     SharedWord stop{};
     std::thread host([&] { OrderRunner::HostLoop({&runner}, kSteps, stop); });
     {
-      Executor executor(OptionsFor(0, [&](const Status&) {
-                          stop.Publish(1);
-                          runner.Abort();
-                        }),
+      Executor executor(OptionsFor(0,
+                                   [&](const Status&) {
+                                     stop.Publish(1);
+                                     runner.Abort();
+                                   }),
                         &runner);
       const int handle = executor.AddGraph(&job.graph);
       for (int64_t step = 0; step < kSteps; ++step) {
@@ -311,7 +315,8 @@ TEST(Simulator, EqualsTheExecutorNodeByNode) {
     for (size_t i = 0; i < job.graph.nodes.size(); ++i) {
       begin = std::min(begin, runner.virtual_start(static_cast<int64_t>(i), kSteps - 1));
     }
-    // Times relative to the step's first node; from a stable period on they are the same for every step.
+    // Times relative to the step's first node; from a stable period on they are the same for every
+    // step.
     const Simulation simulation = Simulate(job.graph, seconds, kSteps);
     ASSERT_EQ(simulation.nodes.size(), job.graph.nodes.size());
     for (const SimulatedNode& node : simulation.nodes) {

@@ -1,5 +1,5 @@
-// What happens when a step goes wrong: aborting (engine rules, section 7), losses and gradients that are not finite,
-// clipping, and who updates what on which NUMA node.
+// What happens when a step goes wrong: aborting (engine rules, section 7), losses and gradients
+// that are not finite, clipping, and who updates what on which NUMA node.
 
 #include <gtest/gtest.h>
 
@@ -32,9 +32,10 @@ std::string BrokenChunk(const TestJob& job, const PoolMap& pools, const Referenc
   return "";
 }
 
-// Goal: an abort at any point ends every wait, leaves every chunk whole, and nothing that lands afterwards is applied.
-// Method: abort after the n-th node of a run of four steps, by a node that fails or from outside, for 200 n; then all
-// gradient words are released, as by streams that an abort lets through, before the optimizer threads are stopped.
+// Goal: an abort at any point ends every wait, leaves every chunk whole, and nothing that lands
+// afterwards is applied. Method: abort after the n-th node of a run of four steps, by a node that
+// fails or from outside, for 200 n; then all gradient words are released, as by streams that an
+// abort lets through, before the optimizer threads are stopped.
 TEST(Abort, AtAnyPointChunksAreWholeAndNothingLaterIsApplied) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     const auto job = RandomJob(seed + 3000, {.max_layers = 2, .max_ranks = 3, .tiny = true});
@@ -50,7 +51,8 @@ TEST(Abort, AtAnyPointChunksAreWholeAndNothingLaterIsApplied) {
       nodes_here += node.resource == Resource::kHostOptimizer ? 0 : 1;
     }
     Random random(seed);
-    const int64_t abort_at = random.Between(1, nodes_here * kSteps * job->plan.rank_count() * 9 / 10);
+    const int64_t abort_at =
+        random.Between(1, nodes_here * kSteps * job->plan.rank_count() * 9 / 10);
     const bool by_failure = random.Chance(0.5);
     std::atomic<int64_t> count{0};
     SharedWord reached{};
@@ -64,9 +66,11 @@ TEST(Abort, AtAnyPointChunksAreWholeAndNothingLaterIsApplied) {
     };
     FakeJob run(*job, pools.map(), seed, 0, {}, worker);
     std::thread watchdog([&] {
-      // Owners run some nodes alone, so that late points are never reached; the job then ends by itself.
+      // Owners run some nodes alone, so that late points are never reached; the job then ends by
+      // itself.
       while (reached.WaitAtLeast(1, run.page().aborted(),
-                                 {.timeout = std::chrono::milliseconds(20)}) == WaitResult::kTimeout) {
+                                 {.timeout = std::chrono::milliseconds(20)}) ==
+             WaitResult::kTimeout) {
         if (run.page().updates_done().Load() >= kSteps) return;
       }
       run.page().Abort();
@@ -148,10 +152,10 @@ TEST(NonFinite, ALossThatIsNotFiniteAppliesNothingOfItsStep) {
                                      : std::numeric_limits<double>::infinity();
     std::vector<int64_t> versions;
     Status of_worker;
-    const Status status = RunWithFault(
-        *job, pools, seed, 2,
-        {.loss = [bad](int64_t step, double loss) { return step == 2 ? bad : loss; }}, &reference,
-        &versions, &of_worker);
+    const Status status =
+        RunWithFault(*job, pools, seed, 2,
+                     {.loss = [bad](int64_t step, double loss) { return step == 2 ? bad : loss; }},
+                     &reference, &versions, &of_worker);
     EXPECT_EQ(status.code(), Code::kFailedPrecondition) << status.ToString();
     EXPECT_EQ(status.reason(), "NON_FINITE_LOSS");
     EXPECT_TRUE(of_worker.ok()) << of_worker.ToString();
@@ -162,7 +166,8 @@ TEST(NonFinite, ALossThatIsNotFiniteAppliesNothingOfItsStep) {
   }
 }
 
-// Goal: of a chunk whose gradient is not finite nothing is applied, and with deferred updates nothing of any chunk.
+// Goal: of a chunk whose gradient is not finite nothing is applied, and with deferred updates
+// nothing of any chunk.
 TEST(NonFinite, AGradientThatIsNotFiniteIsNeverApplied) {
   for (uint64_t seed = 1; seed <= 30; ++seed) {
     const auto job = RandomJob(seed + 5000, {.max_layers = 2, .max_ranks = 3, .tiny = true});
@@ -173,18 +178,19 @@ TEST(NonFinite, AGradientThatIsNotFiniteIsNeverApplied) {
     const auto units = static_cast<int64_t>(job->layout->units().size());
     const auto unit = 1 + static_cast<int64_t>(seed) % (units - 1);
     const ParameterUnit& description = job->layout->units()[static_cast<size_t>(unit)];
-    const int64_t element = static_cast<int64_t>(Mix(seed) % static_cast<uint64_t>(description.elements));
+    const int64_t element =
+        static_cast<int64_t>(Mix(seed) % static_cast<uint64_t>(description.elements));
     std::vector<int64_t> versions;
     Status of_worker;
-    const Status status = RunWithFault(
-        *job, pools, seed, 2,
-        {.spoil =
-             [&](int64_t spoiled, int64_t step, float* gradient) {
-               if (spoiled == unit && step == 2) {
-                 gradient[element] = std::numeric_limits<float>::quiet_NaN();
-               }
-             }},
-        &reference, &versions, &of_worker);
+    const Status status = RunWithFault(*job, pools, seed, 2,
+                                       {.spoil =
+                                            [&](int64_t spoiled, int64_t step, float* gradient) {
+                                              if (spoiled == unit && step == 2) {
+                                                gradient[element] =
+                                                    std::numeric_limits<float>::quiet_NaN();
+                                              }
+                                            }},
+                                       &reference, &versions, &of_worker);
     // The owner of a resident chunk is the one to see it.
     const Status& verdict = job->layout->resident(unit) ? of_worker : status;
     EXPECT_EQ(verdict.code(), Code::kFailedPrecondition) << verdict.ToString();
@@ -201,7 +207,8 @@ TEST(NonFinite, AGradientThatIsNotFiniteIsNeverApplied) {
   }
 }
 
-// Goal: while one rank's loss is not known, no chunk is updated, however many gradients have landed.
+// Goal: while one rank's loss is not known, no chunk is updated, however many gradients have
+// landed.
 TEST(NonFinite, NothingIsAppliedWhileALossIsUnknown) {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     Random random(seed);
@@ -247,9 +254,9 @@ TEST(NonFinite, NothingIsAppliedWhileALossIsUnknown) {
   }
 }
 
-// Goal: the norm is the canonical sum over all blocks, wherever they live, and the clip factor follows from it.
-// Method: the page's block sums against sums over the reference's gradients are exact up to FP64 rounding; their sum in
-// block order is exact.
+// Goal: the norm is the canonical sum over all blocks, wherever they live, and the clip factor
+// follows from it. Method: the page's block sums against sums over the reference's gradients are
+// exact up to FP64 rounding; their sum in block order is exact.
 TEST(Clipping, TheNormIsTheCanonicalSumAndTheClipFactorFollows) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     auto job = RandomJob(seed + 6000, {.max_layers = 2, .max_ranks = 2, .tiny = true});
@@ -301,7 +308,8 @@ TEST(Numa, ChunksAreUpdatedByTheirOwnNodesThreads) {
     job->plan.clear_optimizer_threads();
     job->plan.add_optimizer_threads(2);
     job->plan.add_optimizer_threads(1);
-    for (int u = 0; u < job->plan.units_size(); ++u) job->plan.mutable_units(u)->set_numa_node(u % 2);
+    for (int u = 0; u < job->plan.units_size(); ++u)
+      job->plan.mutable_units(u)->set_numa_node(u % 2);
     job->Derive();
     const TestPools pools(*job->layout);
     ReferenceJob reference(*job, seed);

@@ -1,5 +1,5 @@
-// FakeJob runs a whole job in one process: ranks of FakeWorker and a HostOptimizer on one control page, as the job
-// host would. Single-threaded outside.
+// FakeJob runs a whole job in one process: ranks of FakeWorker and a HostOptimizer on one control
+// page, as the job host would. Single-threaded outside.
 
 #pragma once
 

@@ -13,8 +13,8 @@ namespace {
 Status Broken(const Node& node, int64_t step, const std::string& what) {
   return Status(Code::kDataLoss, std::string(NodeKindName(node.kind)) + " of unit " +
                                      std::to_string(node.unit) + ", layer " +
-                                     std::to_string(node.layer) + ", step " +
-                                     std::to_string(step) + ": " + what);
+                                     std::to_string(node.layer) + ", step " + std::to_string(step) +
+                                     ": " + what);
 }
 
 }  // namespace
@@ -39,7 +39,8 @@ FakeWorker::FakeWorker(const Options& options)
   mixture_unit_.assign(layers, -1);
   for (const ParameterUnit& unit : options_.job->layout->units()) {
     if (unit.kind == UnitKind::kLayer) layer_unit_[static_cast<size_t>(unit.layer)] = unit.index;
-    if (unit.kind == UnitKind::kExperts) mixture_unit_[static_cast<size_t>(unit.layer)] = unit.index;
+    if (unit.kind == UnitKind::kExperts)
+      mixture_unit_[static_cast<size_t>(unit.layer)] = unit.index;
   }
   for (size_t layer = 0; layer < layers; ++layer) {
     if (mixture_unit_[layer] < 0) mixture_unit_[layer] = layer_unit_[layer];
@@ -91,7 +92,8 @@ Result<const std::byte*> FakeWorker::UnitBase(int64_t unit, int64_t buffer, int6
   return static_cast<const std::byte*>(base);
 }
 
-Status FakeWorker::ReadUnit(int64_t unit, int64_t buffer, int64_t step, bool whole, Digest* digest) {
+Status FakeWorker::ReadUnit(int64_t unit, int64_t buffer, int64_t step, bool whole,
+                            Digest* digest) {
   OOM_ASSIGN_OR_RETURN(const std::byte* const base, UnitBase(unit, buffer, step));
   const SharedLayout& layout = *options_.job->layout;
   const int64_t blocks = layout.units()[static_cast<size_t>(unit)].elements / kBlockElements;
@@ -102,8 +104,8 @@ Status FakeWorker::ReadUnit(int64_t unit, int64_t buffer, int64_t step, bool who
     const std::byte* at = base + static_cast<size_t>(block) * block_bytes;
     // A block holds 16 values over and over: whatever is torn does not.
     if (whole && std::memcmp(at, at + lane_bytes, block_bytes - lane_bytes) != 0) {
-      return Status(Code::kDataLoss, "weights of unit " + std::to_string(unit) + " are torn in step " +
-                                         std::to_string(step));
+      return Status(Code::kDataLoss, "weights of unit " + std::to_string(unit) +
+                                         " are torn in step " + std::to_string(step));
     }
     const Lanes lanes = ReadLanes(at, layout.float32());
     digest->insert(digest->end(), lanes.begin(), lanes.end());
@@ -187,22 +189,26 @@ void FakeWorker::EmbeddingBackward(const Node& node, int64_t step) {
 Status FakeWorker::Run(const Node& node, int64_t step) {
   if (options_.before_node) OOM_RETURN_IF_ERROR(options_.before_node(node, step));
   switch (node.kind) {
-    case NodeKind::kGatherRows: return GatherRows(node, step);
+    case NodeKind::kGatherRows:
+      return GatherRows(node, step);
     case NodeKind::kLoadUnit:
       return plane_.LoadUnit(node, step, arena_->At(options_.job->graph, node.buffer));
     case NodeKind::kStoreGradient:
       return plane_.StoreGradient(
-          node, step,
-          reinterpret_cast<const float*>(arena_->At(options_.job->graph, node.buffer)));
-    case NodeKind::kStoreRows: return plane_.StoreRows(node, step, row_numbers_, row_sums_);
+          node, step, reinterpret_cast<const float*>(arena_->At(options_.job->graph, node.buffer)));
+    case NodeKind::kStoreRows:
+      return plane_.StoreRows(node, step, row_numbers_, row_sums_);
     case NodeKind::kStoreBoundary:
-      return plane_.StoreBoundary(
-          node, reinterpret_cast<const std::byte*>(activation_[static_cast<size_t>(node.layer)].data()));
+      return plane_.StoreBoundary(node, reinterpret_cast<const std::byte*>(
+                                            activation_[static_cast<size_t>(node.layer)].data()));
     case NodeKind::kLoadBoundary:
       return plane_.LoadBoundary(node, arena_->At(options_.job->graph, node.buffer));
-    case NodeKind::kNorm: return plane_.Norm(node, step);
-    case NodeKind::kUpdate: return plane_.Update(node, step);
-    default: return Compute(node, step);
+    case NodeKind::kNorm:
+      return plane_.Norm(node, step);
+    case NodeKind::kUpdate:
+      return plane_.Update(node, step);
+    default:
+      return Compute(node, step);
   }
 }
 
@@ -222,8 +228,8 @@ Status FakeWorker::Compute(const Node& node, int64_t step) {
     case NodeKind::kForwardMixture: {
       OOM_RETURN_IF_ERROR(ReadUnitAgain(layer_unit_[layer], node.weights, step));
       if (mixture != ordinary) {
-        OOM_RETURN_IF_ERROR(
-            ReadUnit(mixture_unit_[layer], node.mixture_weights, step, /*whole=*/true, &digest_[mixture]));
+        OOM_RETURN_IF_ERROR(ReadUnit(mixture_unit_[layer], node.mixture_weights, step,
+                                     /*whole=*/true, &digest_[mixture]));
       }
       std::vector<float>& out = activation_[layer + 1];
       std::fill(out.begin(), out.end(), BoundaryValue(node.layer + 1, step, node.micro_batch));
@@ -231,11 +237,10 @@ Status FakeWorker::Compute(const Node& node, int64_t step) {
     }
     case NodeKind::kHead: {
       const std::vector<float>& x = activation_.back();
-      const float expected =
-          BoundaryValue(options_.job->model.layer_count, step, node.micro_batch);
+      const float expected = BoundaryValue(options_.job->model.layer_count, step, node.micro_batch);
       if (x.front() != expected || x.back() != expected) return Broken(node, step, "wrong input");
-      OOM_RETURN_IF_ERROR(
-          ReadUnit(node.unit, node.weights, step, /*whole=*/true, &digest_[static_cast<size_t>(node.unit)]));
+      OOM_RETURN_IF_ERROR(ReadUnit(node.unit, node.weights, step, /*whole=*/true,
+                                   &digest_[static_cast<size_t>(node.unit)]));
       FillGradient(node.unit, node.gradient, node, step);
       if (node.micro_batch + 1 < options_.job->plan.accumulation()) return Status::Ok();
       RankRecord& record = options_.page->rank_record(options_.rank, step);
@@ -266,18 +271,22 @@ Status FakeWorker::Compute(const Node& node, int64_t step) {
     case NodeKind::kBackwardMixture: {
       OOM_RETURN_IF_ERROR(ReadUnitAgain(layer_unit_[layer], node.weights, step));
       OOM_RETURN_IF_ERROR(ReadUnitAgain(mixture_unit_[layer], node.mixture_weights, step));
-      const auto bytes = static_cast<size_t>(
-          options_.job->layout->units()[ordinary].elements * static_cast<int64_t>(sizeof(float)));
+      const auto bytes = static_cast<size_t>(options_.job->layout->units()[ordinary].elements *
+                                             static_cast<int64_t>(sizeof(float)));
       std::memset(arena_->At(options_.job->graph, node.gradient), 0, bytes);
-      if (mixture != ordinary) FillGradient(mixture_unit_[layer], node.mixture_gradient, node, step);
+      if (mixture != ordinary)
+        FillGradient(mixture_unit_[layer], node.mixture_gradient, node, step);
       return Status::Ok();
     }
     case NodeKind::kBackwardMixer:
       OOM_RETURN_IF_ERROR(ReadUnitAgain(layer_unit_[layer], node.weights, step));
       FillGradient(layer_unit_[layer], node.gradient, node, step);
       return Status::Ok();
-    case NodeKind::kEmbeddingBackward: EmbeddingBackward(node, step); return Status::Ok();
-    default: return Broken(node, step, "not a compute node");
+    case NodeKind::kEmbeddingBackward:
+      EmbeddingBackward(node, step);
+      return Status::Ok();
+    default:
+      return Broken(node, step, "not a compute node");
   }
 }
 

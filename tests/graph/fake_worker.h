@@ -1,7 +1,7 @@
-// FakeWorker is one rank without LibTorch: the real executor, data plane and buffers around operators whose
-// "compute" is ReferenceJob::Gradient of the weights that they find in their windows. Every node checks what a real
-// operator relies on: weights of one version and not torn, boundaries that come back as they went.
-// Issue and Drain: one thread.
+// FakeWorker is one rank without LibTorch: the real executor, data plane and buffers around
+// operators whose "compute" is ReferenceJob::Gradient of the weights that they find in their
+// windows. Every node checks what a real operator relies on: weights of one version and not torn,
+// boundaries that come back as they went. Issue and Drain: one thread.
 
 #pragma once
 
@@ -27,7 +27,7 @@ class FakeWorker : public NodeRunner {
     const TestJob* job = nullptr;
     const PoolMap* pools = nullptr;
     ControlPage* page = nullptr;
-    uint64_t seed = 0;               // Of gradients, losses and tokens: as the reference's.
+    uint64_t seed = 0;  // Of gradients, losses and tokens: as the reference's.
     int rank = 0;
     SimdLevel simd = SimdLevel::kScalar;
     // Called before the work of each node; may delay it, or fail it.
@@ -53,7 +53,8 @@ class FakeWorker : public NodeRunner {
 
   Status Compute(const Node& node, int64_t step);
   Result<const std::byte*> UnitBase(int64_t unit, int64_t buffer, int64_t step);
-  // Reads the first 16 weights of each block of a unit; `whole`: fails if a block does not repeat them.
+  // Reads the first 16 weights of each block of a unit; `whole`: fails if a block does not repeat
+  // them.
   Status ReadUnit(int64_t unit, int64_t buffer, int64_t step, bool whole, Digest* digest);
   // Reads again, and fails if they are not those of the forward.
   Status ReadUnitAgain(int64_t unit, int64_t buffer, int64_t step);
@@ -71,12 +72,12 @@ class FakeWorker : public NodeRunner {
   // Handed from node to node; only the graph's edges protect them.
   std::vector<std::vector<float>> activation_;
   std::vector<std::vector<float>> device_boundary_;
-  std::vector<Digest> digest_;              // Of the compute stream, by unit.
+  std::vector<Digest> digest_;  // Of the compute stream, by unit.
   struct Batch {
     std::vector<int64_t> tokens;
-    std::vector<float> rows;                // 16 lanes a token.
+    std::vector<float> rows;  // 16 lanes a token.
   };
-  std::vector<Batch> batches_;              // By micro-batch, of this step's parity.
+  std::vector<Batch> batches_;  // By micro-batch, of this step's parity.
   std::vector<int32_t> row_numbers_;
   std::vector<float> row_sums_;
 

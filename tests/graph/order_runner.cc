@@ -31,7 +31,8 @@ Status OrderRunner::Run(const Node& node, int64_t step) {
     const Node& before = options_.graph->nodes[from];
     if (!RunsHere(before)) {
       if (before.resource != Resource::kHostOptimizer) continue;
-      if (done_[from].WaitAtLeast(static_cast<uint64_t>(wanted), aborted_) != WaitResult::kReached) {
+      if (done_[from].WaitAtLeast(static_cast<uint64_t>(wanted), aborted_) !=
+          WaitResult::kReached) {
         return Status(Code::kAborted, "aborted");
       }
     } else if (static_cast<int64_t>(done_[from].Load()) < wanted) {

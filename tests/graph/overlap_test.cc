@@ -1,5 +1,5 @@
-// The point of the whole design, measured: copies, compute and updates overlap, in one step and over steps, as the
-// simulator says.
+// The point of the whole design, measured: copies, compute and updates overlap, in one step and
+// over steps, as the simulator says.
 
 #include <gtest/gtest.h>
 
@@ -49,17 +49,19 @@ double SteadyStepSeconds(const TestJob& job, int64_t steps) {
   for (OrderRunner* runner : ranks) {
     threads.emplace_back([&, runner] {
       Executor executor(
-          Executor::Options{.rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), runner) - ranks.begin()),
-                            .make_stream =
-                                [](Resource resource) {
-                                  return MakeCpuStream(std::string(ResourceName(resource)), nullptr);
-                                },
-                            .on_node = nullptr,
-                            .on_failure =
-                                [&](const Status&) {
-                                  stop.Publish(1);
-                                  for (OrderRunner* any : ranks) any->Abort();
-                                }},
+          Executor::Options{
+              .rank =
+                  static_cast<int>(std::find(ranks.begin(), ranks.end(), runner) - ranks.begin()),
+              .make_stream =
+                  [](Resource resource) {
+                    return MakeCpuStream(std::string(ResourceName(resource)), nullptr);
+                  },
+              .on_node = nullptr,
+              .on_failure =
+                  [&](const Status&) {
+                    stop.Publish(1);
+                    for (OrderRunner* any : ranks) any->Abort();
+                  }},
           runner);
       const int handle = executor.AddGraph(&job.graph);
       for (int64_t step = 0; step < steps; ++step) {
@@ -70,13 +72,15 @@ double SteadyStepSeconds(const TestJob& job, int64_t steps) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_TRUE(good.load());
-  const std::chrono::duration<double> length = compute_end[static_cast<size_t>(steps - 1)] - compute_end[1];
+  const std::chrono::duration<double> length =
+      compute_end[static_cast<size_t>(steps - 1)] - compute_end[1];
   return length.count() / static_cast<double>(steps - 2);
 }
 
-// Goal: with 5 ms an operator, on each of seven resources, the steady step is the longest path of the graph (within
-// 15%), and at most half of what the operators take one after the other.
-// Method: the real executor on CPU streams; the best of a few runs, since other programs may hold this machine's cores.
+// Goal: with 5 ms an operator, on each of seven resources, the steady step is the longest path of
+// the graph (within 15%), and at most half of what the operators take one after the other. Method:
+// the real executor on CPU streams; the best of a few runs, since other programs may hold this
+// machine's cores.
 TEST(Overlap, ASteadyStepIsTheLongestPathAndHalfTheSum) {
   for (const int ranks : {1, 2}) {
     TestJob job;
@@ -94,17 +98,17 @@ TEST(Overlap, ASteadyStepIsTheLongestPathAndHalfTheSum) {
     job.plan.set_chunk_bytes(1 << 20);
     job.plan.set_backlog_bytes(8 << 20);
     job.Derive();
-    const Simulation simulation = Simulate(job.graph, [](const Node&) {
-      return std::chrono::duration<double>(kOperator).count();
-    });
+    const Simulation simulation = Simulate(
+        job.graph, [](const Node&) { return std::chrono::duration<double>(kOperator).count(); });
     ASSERT_LE(simulation.step_seconds, 0.5 * simulation.serial_seconds);
     double best = 1e9;
     for (int attempt = 0; attempt < 6; ++attempt) {
       best = std::min(best, SteadyStepSeconds(job, 6));
       if (best <= 1.15 * simulation.step_seconds && best <= 0.5 * simulation.serial_seconds) break;
     }
-    std::printf("%d ranks: a step takes %.1f ms, the longest path %.1f ms, one after the other %.1f ms\n",
-                ranks, best * 1e3, simulation.step_seconds * 1e3, simulation.serial_seconds * 1e3);
+    std::printf(
+        "%d ranks: a step takes %.1f ms, the longest path %.1f ms, one after the other %.1f ms\n",
+        ranks, best * 1e3, simulation.step_seconds * 1e3, simulation.serial_seconds * 1e3);
     EXPECT_LE(best, 1.15 * simulation.step_seconds);
     EXPECT_LE(best, 0.5 * simulation.serial_seconds);
     EXPECT_GE(best, 0.95 * simulation.step_seconds);

@@ -60,14 +60,13 @@ Lanes ReadLanes(const std::byte* weights, bool float32) {
 ReferenceJob::ReferenceJob(const TestJob& job, uint64_t seed) : job_(job), seed_(seed) {
   for (const ParameterUnit& unit : job.layout->units()) {
     first_group_.push_back(static_cast<int64_t>(groups_.size()));
-    const int64_t size =
-        unit.kind == UnitKind::kEmbedding ? job.model.hidden_size : kBlockElements;
+    const int64_t size = unit.kind == UnitKind::kEmbedding ? job.model.hidden_size : kBlockElements;
     for (int64_t first = 0; first < unit.elements; first += size) {
       bool decayed = false;
       for (const TensorSpec& tensor : unit.tensors) {
-        const bool inside = tensor.offset_elements < first / kBlockElements * kBlockElements + kBlockElements &&
-                            tensor.offset_elements + tensor.elements >
-                                first / kBlockElements * kBlockElements;
+        const bool inside =
+            tensor.offset_elements < first / kBlockElements * kBlockElements + kBlockElements &&
+            tensor.offset_elements + tensor.elements > first / kBlockElements * kBlockElements;
         if (inside) decayed = tensor.decayed;
       }
       groups_.push_back({.unit = unit.index,
@@ -103,9 +102,9 @@ Schedule ReferenceJob::ScheduleOf() {
 
 Lanes ReferenceJob::Gradient(uint64_t seed, int64_t step, int rank, int micro_batch, int64_t unit,
                              int64_t group, const Lanes& weights) {
-  const uint64_t where = Mix(seed, static_cast<uint64_t>(step),
-                             static_cast<uint64_t>(rank * 16 + micro_batch),
-                             static_cast<uint64_t>(unit * 100000 + group));
+  const uint64_t where =
+      Mix(seed, static_cast<uint64_t>(step), static_cast<uint64_t>(rank * 16 + micro_batch),
+          static_cast<uint64_t>(unit * 100000 + group));
   Lanes out;
   for (int64_t i = 0; i < kLanes; ++i) {
     out[i] = Draw(Mix(where, static_cast<uint64_t>(i)), 0.3f) + 0.25f * weights[i];
@@ -117,18 +116,17 @@ std::vector<int64_t> ReferenceJob::Tokens(uint64_t seed, int64_t step, int rank,
                                           int64_t count, int64_t vocabulary_size) {
   std::vector<int64_t> tokens;
   for (int64_t i = 0; i < count; ++i) {
-    tokens.push_back(static_cast<int64_t>(
-        Mix(seed + 7, static_cast<uint64_t>(step), static_cast<uint64_t>(rank * 16 + micro_batch),
-            static_cast<uint64_t>(i)) %
-        static_cast<uint64_t>(vocabulary_size)));
+    tokens.push_back(static_cast<int64_t>(Mix(seed + 7, static_cast<uint64_t>(step),
+                                              static_cast<uint64_t>(rank * 16 + micro_batch),
+                                              static_cast<uint64_t>(i)) %
+                                          static_cast<uint64_t>(vocabulary_size)));
   }
   return tokens;
 }
 
 double ReferenceJob::Loss(uint64_t seed, int64_t step, int rank) {
-  return 1.0 + static_cast<double>(Mix(seed + 3, static_cast<uint64_t>(step),
-                                       static_cast<uint64_t>(rank)) >>
-                                   11) *
+  return 1.0 + static_cast<double>(
+                   Mix(seed + 3, static_cast<uint64_t>(step), static_cast<uint64_t>(rank)) >> 11) *
                    0x1p-53;
 }
 
@@ -145,8 +143,8 @@ std::vector<Lanes> ReferenceJob::SummedGradients() const {
   for (int rank = 0; rank < job_.plan.rank_count(); ++rank) {
     tokens.emplace_back();
     for (int micro_batch = 0; micro_batch < job_.plan.accumulation(); ++micro_batch) {
-      tokens.back().push_back(Tokens(seed_, now, rank, micro_batch,
-                                     job_.batch.micro_batch_tokens(), job_.model.vocabulary_size));
+      tokens.back().push_back(Tokens(seed_, now, rank, micro_batch, job_.batch.micro_batch_tokens(),
+                                     job_.model.vocabulary_size));
     }
   }
   std::vector<Lanes> sums;
@@ -204,8 +202,7 @@ void ReferenceJob::Step(double clip) {
   std::vector<State> states = history_.back();
   for (size_t g = 0; g < groups_.size(); ++g) {
     State& state = states[g];
-    const auto d =
-        static_cast<float>(1.0 - rate * (groups_[g].decayed ? hyper.weight_decay : 0.0));
+    const auto d = static_cast<float>(1.0 - rate * (groups_[g].decayed ? hyper.weight_decay : 0.0));
     for (int64_t i = 0; i < kLanes; ++i) {
       float gradient = sums[g][i];
       if (k != 1.0f) gradient *= k;
@@ -216,8 +213,7 @@ void ReferenceJob::Step(double clip) {
       if (Below(v, -100)) v = 0.0f;
       state.moment1[i] = m;
       state.moment2[i] = v;
-      state.master[i] =
-          std::fma(-a, m / std::fma(std::sqrt(v), q, epsilon), d * state.master[i]);
+      state.master[i] = std::fma(-a, m / std::fma(std::sqrt(v), q, epsilon), d * state.master[i]);
     }
   }
   history_.push_back(std::move(states));

@@ -1,8 +1,8 @@
-// ReferenceJob is a training job as one would write it without an engine: one thread, plain arrays, the update
-// rule restated (engine rules, sections 2 and 3). The gradient of a step is a function of the step, the rank and of
-// the weights that were read, so that one stale or torn read shows in every later weight.
-// To be cheap, everything repeats: all elements of a 4,096-block (of the embedding: of a row) hold 16 values in
-// turn, so the reference keeps 16 lanes for each such group.
+// ReferenceJob is a training job as one would write it without an engine: one thread, plain arrays,
+// the update rule restated (engine rules, sections 2 and 3). The gradient of a step is a function
+// of the step, the rank and of the weights that were read, so that one stale or torn read shows in
+// every later weight. To be cheap, everything repeats: all elements of a 4,096-block (of the
+// embedding: of a row) hold 16 values in turn, so the reference keeps 16 lanes for each such group.
 // Not thread-safe, but for the static functions.
 
 #pragma once
@@ -58,8 +58,8 @@ class ReferenceJob {
   };
   struct Group {
     int64_t unit;
-    int64_t index;           // In the unit.
-    int64_t first_element;   // In the unit.
+    int64_t index;          // In the unit.
+    int64_t first_element;  // In the unit.
     int64_t elements;
     bool decayed;
   };
@@ -71,8 +71,8 @@ class ReferenceJob {
   const TestJob& job_;
   const uint64_t seed_;
   std::vector<Group> groups_;
-  std::vector<int64_t> first_group_;           // Of a unit.
-  std::vector<std::vector<State>> history_;    // By step, by group.
+  std::vector<int64_t> first_group_;         // Of a unit.
+  std::vector<std::vector<State>> history_;  // By step, by group.
 };
 
 // Fills `count` floats with 16 lanes in turn. REQUIRES: count a multiple of 16.

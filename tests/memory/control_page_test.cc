@@ -28,16 +28,18 @@ std::unique_ptr<ControlPage> MakePage(const ControlPage::Layout& layout = kLayou
 }
 
 std::vector<SharedWord*> AllWords(ControlPage& page) {
-  std::vector<SharedWord*> words = {&page.aborted(),    &page.step_limit(),    &page.stop_step(),
-                                    &page.checkpoint_step(), &page.clip_known(), &page.backlog_freed(),
-                                    &page.updates_done(), &page.bell()};
+  std::vector<SharedWord*> words = {
+      &page.aborted(),    &page.step_limit(),    &page.stop_step(),    &page.checkpoint_step(),
+      &page.clip_known(), &page.backlog_freed(), &page.updates_done(), &page.bell()};
   for (int64_t chunk = 0; chunk < page.layout().chunk_count; ++chunk) {
     words.insert(words.end(),
                  {&page.version(chunk), &page.norm_known(chunk), &page.snapshot_taken(chunk)});
-    for (int rank = 0; rank < page.layout().rank_count; ++rank) words.push_back(&page.landed(rank, chunk));
+    for (int rank = 0; rank < page.layout().rank_count; ++rank)
+      words.push_back(&page.landed(rank, chunk));
   }
   for (int rank = 0; rank < page.layout().rank_count; ++rank) {
-    words.insert(words.end(), {&page.loss_known(rank), &page.step_done(rank), &page.heartbeat(rank)});
+    words.insert(words.end(),
+                 {&page.loss_known(rank), &page.step_done(rank), &page.heartbeat(rank)});
   }
   return words;
 }
@@ -47,7 +49,8 @@ TEST(ControlPage, WordsRecordsAndSumsNeverOverlap) {
   const auto page = MakePage();
   std::vector<std::pair<uintptr_t, uintptr_t>> ranges;
   const auto add = [&](const void* begin, size_t bytes) {
-    ranges.emplace_back(reinterpret_cast<uintptr_t>(begin), reinterpret_cast<uintptr_t>(begin) + bytes);
+    ranges.emplace_back(reinterpret_cast<uintptr_t>(begin),
+                        reinterpret_cast<uintptr_t>(begin) + bytes);
   };
   for (SharedWord* word : AllWords(*page)) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(word) % 64, 0u);
@@ -55,9 +58,11 @@ TEST(ControlPage, WordsRecordsAndSumsNeverOverlap) {
     add(word, 64);
   }
   for (int rank = 0; rank < kLayout.rank_count; ++rank) {
-    for (int64_t step = 0; step < kStepRing; ++step) add(&page->rank_record(rank, step), sizeof(RankRecord));
+    for (int64_t step = 0; step < kStepRing; ++step)
+      add(&page->rank_record(rank, step), sizeof(RankRecord));
   }
-  for (int64_t step = 0; step < kStepRing; ++step) add(&page->clip_record(step), sizeof(ClipRecord));
+  for (int64_t step = 0; step < kStepRing; ++step)
+    add(&page->clip_record(step), sizeof(ClipRecord));
   EXPECT_EQ(page->norm_squares().size(), 41u);
   add(page->norm_squares().data(), page->norm_squares().size_bytes());
   std::sort(ranges.begin(), ranges.end());
@@ -137,8 +142,8 @@ TEST(ControlPage, AbortReleasesWaitersOfEveryWordInEveryProcess) {
     std::atomic<int> wrong{0};
     for (size_t i = 1; i < count; ++i) {
       threads.emplace_back([&, i] {
-        const WaitResult result = AllWords(*page)[i]->WaitAtLeast(1, page->aborted(),
-                                                                  {.timeout = std::chrono::seconds(60)});
+        const WaitResult result = AllWords(*page)[i]->WaitAtLeast(
+            1, page->aborted(), {.timeout = std::chrono::seconds(60)});
         if (result != WaitResult::kAborted) ++wrong;
       });
     }

@@ -83,7 +83,8 @@ TEST(SharedWord, PublishOrdersThePayload) {
   auto* payload = reinterpret_cast<volatile uint64_t*>(&words[2]) + 1;
   const pid_t child = Fork([&] {
     for (uint64_t value = 1; value <= 2000; ++value) {
-      if (words[0].WaitAtLeast(value, words[2], {.timeout = seconds(20)}) != WaitResult::kReached) return 1;
+      if (words[0].WaitAtLeast(value, words[2], {.timeout = seconds(20)}) != WaitResult::kReached)
+        return 1;
       if (*payload < value) return 2;
     }
     return 0;
@@ -108,7 +109,8 @@ TEST(SharedWord, AnAbortBeatsAReachedTarget) {
 TEST(SharedWord, AnAbortReleasesASleeperInAnotherProcess) {
   SharedMemory words(2);
   const pid_t child = Fork([&] {
-    return words[0].WaitAtLeast(1, words[1], {.timeout = seconds(60)}) == WaitResult::kAborted ? 0 : 1;
+    return words[0].WaitAtLeast(1, words[1], {.timeout = seconds(60)}) == WaitResult::kAborted ? 0
+                                                                                               : 1;
   });
   words[1].Publish(1);
   words[0].WakeAll();
@@ -119,8 +121,9 @@ TEST(SharedWord, AWaitEndsAtItsTimeoutAndNotBefore) {
   SharedMemory words(2);
   for (const int spin : {0, 20}) {
     const auto start = std::chrono::steady_clock::now();
-    EXPECT_EQ(words[0].WaitAtLeast(1, words[1], {.spin_microseconds = spin, .timeout = milliseconds(80)}),
-              WaitResult::kTimeout);
+    EXPECT_EQ(
+        words[0].WaitAtLeast(1, words[1], {.spin_microseconds = spin, .timeout = milliseconds(80)}),
+        WaitResult::kTimeout);
     EXPECT_GE(std::chrono::steady_clock::now() - start, milliseconds(80));
   }
   // Reached counts, however short the patience.
@@ -149,7 +152,8 @@ TEST(SharedWord, RaiseToByManyProcessesNeverFalls) {
   }
   uint64_t seen = 0;
   while (seen < highest) {
-    ASSERT_EQ(words[0].WaitAtLeast(seen + 1, words[1], {.timeout = seconds(20)}), WaitResult::kReached);
+    ASSERT_EQ(words[0].WaitAtLeast(seen + 1, words[1], {.timeout = seconds(20)}),
+              WaitResult::kReached);
     const uint64_t now = words[0].Load();
     ASSERT_GT(now, seen);
     seen = now;
@@ -182,7 +186,8 @@ TEST(SharedWord, APublishWakesEveryWaiter) {
   for (int i = 0; i < 6; ++i) {
     waiters.emplace_back([&, i] {
       const auto target = static_cast<uint64_t>(1 + i % 3);
-      if (words[0].WaitAtLeast(target, words[1], {.timeout = seconds(20)}) == WaitResult::kReached) ++reached;
+      if (words[0].WaitAtLeast(target, words[1], {.timeout = seconds(20)}) == WaitResult::kReached)
+        ++reached;
     });
   }
   words[0].Publish(3);

@@ -197,6 +197,8 @@ class Trainer:
             group["lr"] = rate
         kept = {n: p.detach().clone() for n, p in self.masters.items() if self._keeps(n)}
         self.optimizer.step()
+        # In float32 the masters are the weights: what stays in .grad would be added to the next step's gradient.
+        self.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             for name, value in kept.items():
                 self.masters[name].copy_(value)

@@ -53,7 +53,8 @@ TEST(NormalizeJobSpec, FillsInWhatTheProtoDocuments) {
   EXPECT_EQ(spec.trace().step_count(), 2);
 }
 
-// Goal: what the user gave stays, zeros that mean something included, and normalising twice changes nothing.
+// Goal: what the user gave stays, zeros that mean something included, and normalising twice changes
+// nothing.
 TEST(NormalizeJobSpec, KeepsWhatWasGivenAndIsIdempotent) {
   v1::JobSpec spec = Minimal();
   spec.mutable_optimizer()->set_learning_rate(0.0);
@@ -114,7 +115,8 @@ TEST(NormalizeJobSpec, RefusesByField) {
       {"steps", [](Spec* s) { s->set_steps(-3); }},
       {"devices.count", [](Spec* s) { s->mutable_devices()->set_count(-1); }},
       {"devices.count", [](Spec* s) { s->mutable_devices()->set_count(65); }},
-      {"optimizer.learning_rate", [](Spec* s) { s->mutable_optimizer()->set_learning_rate(-1e-3); }},
+      {"optimizer.learning_rate",
+       [](Spec* s) { s->mutable_optimizer()->set_learning_rate(-1e-3); }},
       {"optimizer.learning_rate", [=](Spec* s) { s->mutable_optimizer()->set_learning_rate(nan); }},
       {"optimizer.betas", [](Spec* s) { s->mutable_optimizer()->add_betas(0.9); }},
       {"optimizer.betas",
@@ -130,8 +132,10 @@ TEST(NormalizeJobSpec, RefusesByField) {
       {"optimizer.epsilon", [](Spec* s) { s->mutable_optimizer()->set_epsilon(0.0); }},
       {"optimizer.epsilon", [=](Spec* s) { s->mutable_optimizer()->set_epsilon(infinity); }},
       {"optimizer.weight_decay", [](Spec* s) { s->mutable_optimizer()->set_weight_decay(-0.1); }},
-      {"optimizer.max_gradient_norm", [](Spec* s) { s->mutable_optimizer()->set_max_gradient_norm(-1.0); }},
-      {"optimizer.max_gradient_norm", [=](Spec* s) { s->mutable_optimizer()->set_max_gradient_norm(nan); }},
+      {"optimizer.max_gradient_norm",
+       [](Spec* s) { s->mutable_optimizer()->set_max_gradient_norm(-1.0); }},
+      {"optimizer.max_gradient_norm",
+       [=](Spec* s) { s->mutable_optimizer()->set_max_gradient_norm(nan); }},
       {"schedule.warmup_steps", [](Spec* s) { s->mutable_schedule()->set_warmup_steps(101); }},
       {"schedule.warmup_steps", [](Spec* s) { s->mutable_schedule()->set_warmup_steps(-1); }},
       {"schedule.minimum_ratio", [](Spec* s) { s->mutable_schedule()->set_minimum_ratio(1.5); }},

@@ -1,4 +1,5 @@
-// From a job on disk to a plan: what is planned fits what was allowed, and what cannot be is refused with numbers.
+// From a job on disk to a plan: what is planned fits what was allowed, and what cannot be is
+// refused with numbers.
 
 #include "planner/plan_job.h"
 
@@ -23,20 +24,20 @@ namespace oom::testing {
 namespace {
 
 int ResidentUnits(const v1::Plan& plan) {
-  return static_cast<int>(std::count_if(plan.units().begin(), plan.units().end(), [](const v1::UnitPlan& unit) {
-    return unit.home() == v1::STATE_HOME_RESIDENT;
-  }));
+  return static_cast<int>(std::count_if(
+      plan.units().begin(), plan.units().end(),
+      [](const v1::UnitPlan& unit) { return unit.home() == v1::STATE_HOME_RESIDENT; }));
 }
 
-::testing::AssertionResult Refused(const Result<PlannedJob>& result, Code code, const std::string& reason,
-                                   const std::string& field) {
+::testing::AssertionResult Refused(const Result<PlannedJob>& result, Code code,
+                                   const std::string& reason, const std::string& field) {
   if (result.ok()) return ::testing::AssertionFailure() << "it was planned";
   const Status& status = result.status();
   if (status.code() == code && status.reason() == reason && status.field() == field) {
     return ::testing::AssertionSuccess();
   }
-  return ::testing::AssertionFailure() << status.ToString() << ", reason " << status.reason() << ", field "
-                                       << status.field();
+  return ::testing::AssertionFailure()
+         << status.ToString() << ", reason " << status.reason() << ", field " << status.field();
 }
 
 TEST(PlanJob, TheDefaultPlanIsValidAndItsPoolsAreTheLayouts) {
@@ -73,7 +74,8 @@ TEST(PlanJob, TheDefaultPlanIsValidAndItsPoolsAreTheLayouts) {
       }
       // Both NUMA nodes have something to do.
       int on_second = 0;
-      for (const v1::UnitPlan& unit : planned->plan.units()) on_second += unit.numa_node() == 1 ? 1 : 0;
+      for (const v1::UnitPlan& unit : planned->plan.units())
+        on_second += unit.numa_node() == 1 ? 1 : 0;
       EXPECT_GT(on_second, 0);
     }
   }
@@ -117,7 +119,8 @@ TEST(PlanJob, ResidencyGrowsWithTheBudgetAndStaysWithinIt) {
         spec.mutable_budgets()->set_gpu_memory_bytes(budget);
         const auto planned = PlanJob(spec, LargeNode());
         if (budget < needed * 9 / 10) {
-          EXPECT_TRUE(Refused(planned, Code::kResourceExhausted, "OUT_OF_GPU_MEMORY", "budgets.gpu_memory"));
+          EXPECT_TRUE(Refused(planned, Code::kResourceExhausted, "OUT_OF_GPU_MEMORY",
+                              "budgets.gpu_memory"));
           if (!planned.ok()) {
             EXPECT_NE(planned.status().message().find(FormatBytes(budget)), std::string::npos)
                 << planned.status().message();
@@ -142,19 +145,24 @@ TEST(PlanJob, HostMemoryIsRefusedWithNumbers) {
   v1::JobSpec spec = directory.Spec();
   const NodeLimits small{.pool_capacity_bytes = {100000, 100000}, .cpu_count = 2};
   const auto no_room = PlanJob(spec, small);
-  EXPECT_TRUE(Refused(no_room, Code::kResourceExhausted, "OUT_OF_HOST_MEMORY", "budgets.host_memory"));
+  EXPECT_TRUE(
+      Refused(no_room, Code::kResourceExhausted, "OUT_OF_HOST_MEMORY", "budgets.host_memory"));
   EXPECT_NE(no_room.status().message().find(FormatBytes(100000)), std::string::npos)
       << no_room.status().message();
   spec.mutable_budgets()->add_host_memory_bytes(1_MiB);
   const auto one_budget = PlanJob(spec, LargeNode());
-  EXPECT_TRUE(Refused(one_budget, Code::kResourceExhausted, "OUT_OF_HOST_MEMORY", "budgets.host_memory"));
+  EXPECT_TRUE(
+      Refused(one_budget, Code::kResourceExhausted, "OUT_OF_HOST_MEMORY", "budgets.host_memory"));
   EXPECT_NE(one_budget.status().message().find(FormatBytes(1_MiB)), std::string::npos);
   spec.mutable_budgets()->add_host_memory_bytes(int64_t{1} << 40);
   const auto by_node = PlanJob(spec, LargeNode());
-  EXPECT_TRUE(Refused(by_node, Code::kResourceExhausted, "OUT_OF_HOST_MEMORY", "budgets.host_memory"));
-  EXPECT_NE(by_node.status().message().find("numa 0"), std::string::npos) << by_node.status().message();
+  EXPECT_TRUE(
+      Refused(by_node, Code::kResourceExhausted, "OUT_OF_HOST_MEMORY", "budgets.host_memory"));
+  EXPECT_NE(by_node.status().message().find("numa 0"), std::string::npos)
+      << by_node.status().message();
   spec.mutable_budgets()->add_host_memory_bytes(1);
-  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "budgets.host_memory"));
+  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT",
+                      "budgets.host_memory"));
 }
 
 TEST(PlanJob, ADiskThatIsTooSmallForTheCheckpointsIsRefused) {
@@ -175,7 +183,8 @@ TEST(PlanJob, MissingFilesAreRefusedByField) {
   const JobDirectory directory;
   v1::JobSpec spec = directory.Spec();
   spec.mutable_model()->set_config(directory / "none.json");
-  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kNotFound, "INVALID_INPUT", "model.config"));
+  EXPECT_TRUE(
+      Refused(PlanJob(spec, LargeNode()), Code::kNotFound, "INVALID_INPUT", "model.config"));
   spec = directory.Spec();
   spec.mutable_model()->clear_config();
   spec.mutable_model()->clear_initialize();
@@ -186,16 +195,19 @@ TEST(PlanJob, MissingFilesAreRefusedByField) {
   EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kNotFound, "INVALID_INPUT", "data.train"));
   spec = directory.Spec();
   spec.set_sequence_length(5000);
-  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "data.train"));
+  EXPECT_TRUE(
+      Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "data.train"));
   spec = directory.Spec();
   spec.set_plan(directory / "no-plan.json");
   EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kNotFound, "INVALID_INPUT", "plan"));
   spec = directory.Spec();
   spec.set_output(directory / "config.json");
-  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "output"));
+  EXPECT_TRUE(
+      Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "output"));
   spec = directory.Spec();
   spec.mutable_devices()->set_kind(v1::DEVICE_KIND_CUDA);
-  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "devices.kind"));
+  EXPECT_TRUE(
+      Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "devices.kind"));
 }
 
 std::string ToJson(const v1::Plan& plan) {
@@ -252,17 +264,20 @@ TEST(PlanJob, AnEditedPlanThatDoesNotFitTheJobIsRefusedByField) {
     WriteText(directory / "plan.json", ToJson(plan));
     v1::JobSpec spec = directory.Spec();
     spec.set_plan(directory / "plan.json");
-    EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", field)) << field;
+    EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", field))
+        << field;
   }
   v1::JobSpec clipped = directory.Spec();
   WriteText(directory / "plan.json", ToJson(planned->plan));
   clipped.set_plan(directory / "plan.json");
   clipped.mutable_optimizer()->set_max_gradient_norm(1.0);
-  EXPECT_TRUE(Refused(PlanJob(clipped, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "plan.update_mode"));
+  EXPECT_TRUE(Refused(PlanJob(clipped, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT",
+                      "plan.update_mode"));
   WriteText(directory / "plan.json", "{\"version\": 1, \"windows\": 2}");
   const auto unknown = PlanJob(clipped, LargeNode());
   EXPECT_TRUE(Refused(unknown, Code::kInvalidArgument, "INVALID_INPUT", "plan"));
-  EXPECT_NE(unknown.status().message().find("windows"), std::string::npos) << unknown.status().message();
+  EXPECT_NE(unknown.status().message().find("windows"), std::string::npos)
+      << unknown.status().message();
 }
 
 // The resources of the bound are those of the graph, and the bound is the slowest of them.

@@ -71,13 +71,14 @@ void WriteDataset(const std::string& directory, int64_t token_count, int64_t voc
   WriteNpy(directory + "/tokens.npy", "<u4", tokens);
   WriteNpy(directory + "/documents.npy", "<i8", std::vector<int64_t>{0, token_count});
   WriteText(directory + "/dataset.json",
-            "{\"vocabulary_size\": " + std::to_string(vocabulary_size) + ", \"tokens\": " +
-                std::to_string(token_count) + ", \"documents\": 1}");
+            "{\"vocabulary_size\": " + std::to_string(vocabulary_size) +
+                ", \"tokens\": " + std::to_string(token_count) + ", \"documents\": 1}");
 }
 
 std::string ConfigText(int hidden, int layers, int vocabulary, int experts, int expert_width) {
   const auto number = [](int value) { return std::to_string(value); };
-  return R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": )" +
+  return R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+            "hidden_size": )" +
          number(hidden) + R"(, "num_hidden_layers": )" + number(layers) + R"(, "vocab_size": )" +
          number(vocabulary) +
          R"(, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": )" +

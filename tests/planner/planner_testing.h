@@ -1,4 +1,5 @@
-// A tiny job on disk for the tests of the planner: config.json, a packed dataset, an output folder. Single-threaded.
+// A tiny job on disk for the tests of the planner: config.json, a packed dataset, an output folder.
+// Single-threaded.
 
 #pragma once
 
