@@ -1,6 +1,7 @@
 """Workers and job hosts that are killed or stand still: a clear reason, a restart from the durable step with the same bits,
 and nothing left behind. OOM_WORKER_KILLS: how many kills (default 20)."""
 
+import json
 import os
 import random
 import signal
@@ -96,6 +97,54 @@ class Kills(FaultCase):
         losses = self.losses("tiny")
         self.assert_nothing_left()
         self.assertEqual(losses, self.control("control", **shape))
+
+
+class Edges(FaultCase):
+    """The beginning and the end of a job."""
+
+    def test_a_kill_while_a_job_starts_is_a_failure_like_any_other(self):
+        shape = SHAPE | {"steps": 10}
+        control = self.control("control", **shape)
+        for victim, reason in (("host", "JOB_HOST_LOST"), ("worker", "WORKER_CRASHED")):
+            with self.subTest(victim):
+                watcher = Watcher(self)
+                watcher.token()
+                uid = self.submit(victim, **shape)["uid"]
+                find = self.node.host_of if victim == "host" else lambda uid: self.node.workers_of(uid).get(1)
+                send(poll(lambda: find(uid), f"the {victim} of {uid}"))
+                job = self.wait_state(victim, "SUCCEEDED")
+                self.assertEqual((job["attempt"], job["failureCount"]), (2, 1))
+                poll(lambda: watcher.brief()[-1][2] == "SUCCEEDED", "the watcher sees the end")
+                self.assertIn((victim, "RECOVERING", reason), [event[1:] for event in watcher.brief()])
+                self.assertEqual(self.losses(victim), control)
+
+    def test_a_job_host_killed_in_its_last_checkpoint_or_export_is_followed_by_one_that_finishes(self):
+        chance = random.Random(5)
+        # Some megabytes, so that there is time to be killed in.
+        config = harness.model_config(vocab_size=8192, hidden_size=128, dtype="float32")
+        (self.folder / "wide.json").write_text(json.dumps(config))
+        shape = {"steps": 4, "checkpoint": {"every_steps": 0, "keep": 2},
+                 "model": {"config": str(self.folder / "wide.json"), "initialize": "random"}}
+        control = self.control("control", **shape)
+        export = harness.load_tensors(self.output("control") / "export")
+        attempts = []
+        for number in range(3):
+            name = f"tiny-{number}"
+            uid = self.submit(name, **shape)["uid"]
+            log = self.output(name) / "logs/attempt-1/jobhost.log"
+            poll(lambda log=log: log.exists() and "JOB_STATE_STOPPING" in log.read_text(), f"{name} stops")
+            host = self.node.host_of(uid)
+            time.sleep(chance.uniform(0.0, 0.06))
+            if host:
+                send(host)
+            job = self.wait_state(name, "SUCCEEDED")
+            attempts.append(job["attempt"])
+            self.assertEqual(self.losses(name), control)
+            self.assertEqual(harness.different_tensors(harness.load_tensors(self.output(name) / "export"), export), [])
+            self.assertEqual(sorted(path.name for path in self.output(name).iterdir()),
+                             sorted(path.name for path in self.output("control").iterdir()))
+        self.assertIn(2, attempts, "no kill came in time")
+        self.assert_nothing_left()
 
 
 class FailedJob(FaultCase):
