@@ -3,8 +3,10 @@
 
 find_program(OOM_CCACHE ccache)
 if(OOM_CCACHE)
+  # Paths below the source folder count as relative: another clone of the same sources finds the objects.
   set(CMAKE_CXX_COMPILER_LAUNCHER
       ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
       ${OOM_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${OOM_CCACHE})
 endif()
