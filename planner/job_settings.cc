@@ -46,6 +46,12 @@ Precision PrecisionOf(const v1::Plan& plan) {
   return plan.precision() == v1::PRECISION_FLOAT32 ? Precision::kFloat32 : Precision::kBfloat16;
 }
 
+bool EvaluationFollows(const v1::JobSpec& spec, int64_t completed_steps) {
+  if (spec.data().evaluation().empty()) return false;
+  const int64_t every = spec.evaluation().every_steps();
+  return completed_steps == spec.steps() || (every > 0 && completed_steps % every == 0);
+}
+
 Result<std::unique_ptr<StateSource>> OpenInitialState(const v1::JobSpec& spec,
                                                       const ModelDescription& model,
                                                       const std::vector<ParameterUnit>& units) {

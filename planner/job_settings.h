@@ -28,6 +28,9 @@ Schedule ScheduleOf(const v1::JobSpec& spec);
 
 Precision PrecisionOf(const v1::Plan& plan);
 
+// Whether an evaluation follows the update that completes this many steps: every `every_steps`, and at the end.
+bool EvaluationFollows(const v1::JobSpec& spec, int64_t completed_steps);
+
 // The state that a job without a checkpoint starts from: the model's files, or random initialisation.
 // Fails with kNotFound or kInvalidArgument (file and tensor named), reason INVALID_INPUT.
 Result<std::unique_ptr<StateSource>> OpenInitialState(const v1::JobSpec& spec,

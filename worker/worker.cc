@@ -70,7 +70,6 @@ struct Worker::Impl {
 
   Status Open(UniqueFd page_fd, std::vector<UniqueFd> pool_fds);
   Status FillResidentChunks();
-  bool EvaluationIsDue(int64_t completed_steps) const;
   Status Evaluate(int graph, int64_t completed_steps);
   void RecordStep(int64_t step);
   void PublishDone(int64_t step);
@@ -174,12 +173,6 @@ Status Worker::Impl::FillResidentChunks() {
   return Status::Ok();
 }
 
-bool Worker::Impl::EvaluationIsDue(int64_t completed_steps) const {
-  if (!evaluation_data) return false;
-  const int64_t every = spec().evaluation().every_steps();
-  return completed_steps == spec().steps() || (every > 0 && completed_steps % every == 0);
-}
-
 // Rank r takes every P-th sequence, a micro-batch at a time.
 Status Worker::Impl::Evaluate(int graph, int64_t completed_steps) {
   const int64_t count =
@@ -241,6 +234,8 @@ Result<std::unique_ptr<Worker>> Worker::Create(const internal::v1::WorkerStart& 
   auto impl = std::make_unique<Impl>();
   impl->start = start;
   OOM_RETURN_IF_ERROR(impl->Open(std::move(page_fd), std::move(pool_fds)));
+  // Before this rank is ready: in step 0 no word says that another owner's chunks are filled.
+  OOM_RETURN_IF_ERROR(impl->FillResidentChunks());
   return std::unique_ptr<Worker>(new Worker(std::move(impl)));
 }
 
@@ -252,7 +247,6 @@ Status Worker::Run(const std::function<void(const Status&)>& on_failure) {
   for (const PoolSpec& pool : impl.layout->pools()) {
     if (pool.name == own_pool) CountDeviceBytes(pool.bytes);
   }
-  OOM_RETURN_IF_ERROR(impl.FillResidentChunks());
 
   const int threads = impl.plan().worker_threads();
   impl.executor = std::make_unique<Executor>(
@@ -298,7 +292,7 @@ Status Worker::Run(const std::function<void(const Status&)>& on_failure) {
       }
       page.heartbeat(impl.rank()).Ring();
     }
-    const bool evaluation_follows = impl.EvaluationIsDue(step + 1);
+    const bool evaluation_follows = EvaluationFollows(impl.spec(), step + 1);
     OOM_RETURN_IF_ERROR(
         impl.executor->Issue(train, step, [&impl, step, evaluation_follows] {
           impl.RecordStep(step);

@@ -110,6 +110,8 @@ class ControlServer::Impl {
 
   void SendTransitions(bool again) {
     if (!connection_) return;
+    // The daemon counts by progress frames: the last one before an end must not be left behind.
+    if (progress_waits_) QueueProgress();
     for (internal::v1::Transition& transition : options_.journal->pending()) {
       if (!again && transition.number() <= connection_->sent_number) continue;
       connection_->sent_number = std::max(connection_->sent_number, transition.number());
@@ -246,13 +248,17 @@ class ControlServer::Impl {
     });
   }
 
-  void SendProgress() {
+  void QueueProgress() {
     progress_waits_ = false;
-    if (connection_ && connection_->outgoing.empty()) {
-      HostFrame frame;
-      *frame.mutable_progress() = options_.hello.progress();
-      Send(frame);
-    }
+    HostFrame frame;
+    *frame.mutable_progress() = options_.hello.progress();
+    Send(frame);
+  }
+
+  void SendProgress() {
+    // To a daemon that reads; for another one the newest progress waits.
+    progress_waits_ = true;
+    if (connection_ && connection_->outgoing.empty()) QueueProgress();
     progress_armed_ = true;
     progress_timer_.expires_after(options_.progress_interval);
     progress_timer_.async_wait([this](error_code error) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "planner/job_settings.h"
+
 namespace oom {
 namespace {
 
@@ -89,13 +91,6 @@ void TrainingLoop::BeginSnapshotIfDue() {
   options_.checkpointer->Begin(cut_);
 }
 
-bool TrainingLoop::EvaluationRan(int64_t completed) const {
-  const v1::JobSpec& spec = options_.context->spec();
-  if (spec.data().evaluation().empty()) return false;
-  const int64_t every = spec.evaluation().every_steps();
-  return completed == spec.steps() || (every > 0 && completed % every == 0);
-}
-
 Status TrainingLoop::WaitForRecords(int64_t step) const {
   for (int rank = 0; rank < options_.context->layout().rank_count(); ++rank) {
     const WaitResult done = options_.page->step_done(rank).WaitAtLeast(
@@ -133,7 +128,7 @@ Status TrainingLoop::ReportStep(const HostOptimizer::StepOutcome& outcome) {
     evaluation_targets += record.evaluation_targets;
   }
   report.host_bytes_peak = options_.host_bytes_peak();
-  if (EvaluationRan(completed_) && evaluation_targets > 0) {
+  if (EvaluationFollows(options_.context->spec(), completed_) && evaluation_targets > 0) {
     report.evaluation_loss = evaluation_loss_sum / static_cast<double>(evaluation_targets);
   }
   OOM_RETURN_IF_ERROR(options_.reporter->Report(report));

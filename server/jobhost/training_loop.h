@@ -56,7 +56,6 @@ class TrainingLoop {
   bool TakeCut(int64_t steps);
   void BeginSnapshotIfDue();
   Status ReportStep(const HostOptimizer::StepOutcome& outcome);
-  bool EvaluationRan(int64_t completed) const;
   Status WaitForRecords(int64_t step) const;
 
   const Options options_;

@@ -108,7 +108,8 @@ class MemoryTest(harness.NodeTest):
         settings = harness.read_job(job)
         settings["model"] = {"config": str(at / "config.json"), "initialize": "random"}
         job.write_text(json.dumps(settings))
-        planned = int(self.node.plan(job)["estimate"]["hostBytesPeak"])
+        estimate = self.node.plan(job)["estimate"]
+        planned, device_planned = int(estimate["hostBytesPeak"]), int(estimate["deviceBytesPeak"])
         name = self.node.submit(job)
         run = harness.Run(at / "run")
         harness.wait_until(lambda: len(run.lines()) >= 4, "four steps", seconds=120)
@@ -123,6 +124,9 @@ class MemoryTest(harness.NodeTest):
         self.assertLessEqual(abs(used - planned), 0.05 * planned + 0.3 * 2**30)
         reported = run.lines()[-1]["host_bytes_peak"]
         self.assertLessEqual(abs(reported - planned), 0.05 * planned + 0.3 * 2**30)
+        device = run.lines()[-1]["gpu_bytes_peak"]
+        print(f"{precision}: device {megabytes(device)} used, {megabytes(device_planned)} planned")
+        self.assertLessEqual(abs(device - device_planned), 0.03 * device_planned)
         self.node.oom("cancel", "--now", name)
         self.node.wait(name, check=11)
 

@@ -1,5 +1,5 @@
-"""Bad input: each case is refused when it is submitted, with one clear error that names the field, the file or the number, by
-the right exit code, and leaves the queue and the running job alone."""
+"""Bad input: each case is refused when it is submitted, with one clear error that names the field, the file or the
+number, by the right exit code, and leaves the queue and the running job alone."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""Kills of oomd, job hosts and workers, suspensions and resumes, at random moments over several jobs at once: each job ends
-with the bits of an undisturbed run, and the events tell one story. OOM_CHAOS_SECONDS: how long (default 20);
+"""Kills of oomd, job hosts and workers, suspensions and resumes, at random moments over several jobs at once: each
+job ends with the bits of an undisturbed run, and the events tell one story. OOM_CHAOS_SECONDS: how long (default 20);
 OOM_CHAOS_SEED: which (default 1)."""
 
 import collections

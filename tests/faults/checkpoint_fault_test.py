@@ -1,5 +1,5 @@
-"""Checkpoints that are damaged, that find no space, or whose writer is killed: training goes on from, or beside, the last
-good one, and says so."""
+"""Checkpoints that are damaged, that find no space, or whose writer is killed: training goes on from, or beside, the
+last good one, and says so."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ IS_ROOT = os.geteuid() == 0
 
 
 class Damage(FaultCase):
-    shape = {"steps": 60, "checkpoint": {"every_steps": 10, "keep": 3}}
+    shape = {"steps": 200, "checkpoint": {"every_steps": 10, "keep": 3}}
 
     def suspended(self, name):
         """A job that waits with three checkpoints; their steps, the oldest first."""
@@ -104,14 +104,14 @@ class NoSpace(FaultCase):
         return filler
 
     def test_a_checkpoint_that_finds_no_space_is_given_up_and_training_goes_on(self):
-        shape = {"steps": 120, "checkpoint": {"every_steps": 10, "keep": 2}}
+        shape = {"steps": 300, "checkpoint": {"every_steps": 10, "keep": 2}}
         place = self.output("tiny") / "checkpoints"
         self.mount(place, "16m")
         self.submit("tiny", **shape)
         self.wait_new_checkpoint("tiny")
         filler = self.fill(place)
         log = self.output("tiny") / "logs/attempt-1/jobhost.log"
-        poll(lambda: "failed" in log.read_text() and "No space left on device" in log.read_text(), "a failed checkpoint")
+        poll(lambda: "No space left on device" in log.read_text(), "a failed checkpoint")
         kept = self.checkpoints("tiny")
         failed_at = self.step_count("tiny")
         self.wait_steps("tiny", failed_at + 5)
@@ -121,8 +121,8 @@ class NoSpace(FaultCase):
         # Space again: the next one is written, and the end is as if nothing had been.
         filler.unlink()
         job = self.wait_state("tiny", "SUCCEEDED")
-        self.assertEqual((job["attempt"], int(job["durableStep"])), (1, 120))
-        self.assertEqual(self.checkpoints("tiny")[-1], 120)
+        self.assertEqual((job["attempt"], int(job["durableStep"])), (1, 300))
+        self.assertEqual(self.checkpoints("tiny")[-1], 300)
         self.assertEqual(self.losses("tiny"), self.control("control", **shape))
 
     def test_a_checkpoint_on_request_or_of_a_suspension_says_that_there_is_no_space_and_the_older_ones_stay(self):
@@ -173,7 +173,7 @@ class KilledWriter(FaultCase):
         # A model whose checkpoint takes some milliseconds to write: 6 million parameters.
         config = harness.model_config(vocab_size=16384, hidden_size=160)
         (self.folder / "wide.json").write_text(json.dumps(config))
-        shape = {"steps": 40, "checkpoint": {"every_steps": 4, "keep": 2}, "retry": {"max_failures": 10},
+        shape = {"steps": 80, "checkpoint": {"every_steps": 4, "keep": 2}, "retry": {"max_failures": 10},
                  "model": {"config": str(self.folder / "wide.json"), "initialize": "random"}}
         watcher = Watcher(self)
         watcher.token()

@@ -12,7 +12,9 @@ from fault_harness import EXIT_NO_DAEMON, EXIT_TIMEOUT, FaultCase, Watcher, poll
 
 class RunningJob(FaultCase):
     def test_a_kill_of_oomd_costs_a_running_job_no_step_and_a_watcher_no_event(self):
-        shape = {"steps": 400, "checkpoint": {"every_steps": 50, "keep": 2}}
+        shape = {"checkpoint": {"every_steps": 50, "keep": 2}}
+        steps = self.steps_for(6.0, **shape)
+        shape["steps"] = steps
         control = self.control("control", **shape)
         watcher = Watcher(self)
         token = watcher.token()
@@ -27,7 +29,7 @@ class RunningJob(FaultCase):
             self.node.kill()
             # It goes on with nobody there.
             before = self.step_count("tiny")
-            self.assertLess(before, 370, "the run was too short for the kills")
+            self.assertLess(before, steps - 15, "the run was too short for the kills")
             self.wait_steps("tiny", before + 10)
             begin = time.monotonic()
             self.node.start()
@@ -37,7 +39,7 @@ class RunningJob(FaultCase):
             self.assertLess(time.monotonic() - begin, 2.0, "seconds until the job was adopted")
             self.assertEqual(self.node.host_of(uid), host, f"round {round_number}: another job host")
             running = self.node.workers_of(uid)
-            if self.step_count("tiny") < 400:
+            if self.step_count("tiny") < steps:
                 self.assertEqual(running, workers, f"round {round_number}: other workers")
 
         self.assertEqual(waiter.wait(60), 0)

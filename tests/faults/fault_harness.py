@@ -1,5 +1,5 @@
-"""What the fault tests need beside tests/e2e/harness.py: a daemon that is killed and comes back, processes and memory seen
-from outside, and a job of tiny steps that each test changes where it matters.
+"""What the fault tests need beside tests/e2e/harness.py: a daemon that is killed and comes back, processes and memory
+seen from outside, and a job of tiny steps that each test changes where it matters.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import pathlib
 import random
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ EXIT_FAILED, EXIT_CANCELLED, EXIT_TIMEOUT, EXIT_DETACHED = 10, 11, 124, 130
 
 
 def poll(condition, what, seconds=harness.DEADLINE_SECONDS):
-    return wait_until(condition, what, seconds, interval=0.003)
+    return wait_until(condition, what, seconds, interval=0.005)
 
 
 def command_line(pid):
@@ -35,11 +36,12 @@ def command_line(pid):
         return []
 
 
-def parent_of(pid):
+def children_of(pid):
+    """Of its main thread, which is the one that starts the workers."""
     try:
-        return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
-        return -1
+        return []
 
 
 def memfds_of(pids):
@@ -79,19 +81,19 @@ class FaultNode(harness.Node):
 
     def host_of(self, uid):
         """The process number of a job's host, or None."""
-        start = str(self.state_dir / "jobs" / uid / "job.pb").encode()
-        for pid in self.processes("oom-jobhost"):
-            if start in command_line(pid):
-                return pid
-        return None
+        folder = self.state_dir / "jobs" / uid
+        try:
+            pid = int((folder / "host.pid").read_text().split()[0])
+        except (OSError, IndexError):
+            return None
+        return pid if str(folder / "job.pb").encode() in command_line(pid) else None
 
     def workers_of(self, uid):
         """{rank: pid}"""
-        host = self.host_of(uid)
         ranks = {}
-        for pid in self.processes("oom-worker"):
+        for pid in children_of(self.host_of(uid)):
             words = command_line(pid)
-            if parent_of(pid) == host and b"--rank" in words:
+            if b"--rank" in words:
                 ranks[int(words[words.index(b"--rank") + 1])] = pid
         return ranks
 
@@ -199,8 +201,14 @@ class FaultCase(unittest.TestCase):
     def control(self, name, /, **changes):
         """The losses of an undisturbed run."""
         self.submit(name, **changes)
-        self.wait_state(name, "SUCCEEDED")
+        self.node.wait(name, timeout=1200)
         return self.losses(name)
+
+    def steps_for(self, seconds, **changes):
+        """About how many steps of such a job take that long here and now: enough to be disturbed in."""
+        self.control("measured", steps=40, **{key: value for key, value in changes.items() if key != "steps"})
+        step_seconds = statistics.median(line["step_seconds"] for line in self.steps("measured")[10:])
+        return max(100, min(5000, int(seconds / step_seconds)))
 
     def checkpoints(self, name):
         """Steps of those that have their name, the oldest first."""

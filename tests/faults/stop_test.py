@@ -1,4 +1,5 @@
-"""Stops of every kind: cancel in every state and twice, suspend and resume, SIGTERM of a daemon, `oom train --embedded`."""
+"""Stops of every kind: cancel in every state and twice, suspend and resume, SIGTERM of a daemon, `oom train
+--embedded`."""
 
 import signal
 import subprocess
@@ -116,7 +117,8 @@ class Recovering(FaultCase):
 
 class Suspend(FaultCase):
     def test_suspended_twice_and_resumed_it_has_the_bits_of_a_run_that_was_not(self):
-        shape = {"steps": 90, "checkpoint": {"every_steps": 0, "keep": 2}}
+        shape = {"checkpoint": {"every_steps": 0, "keep": 2}}
+        shape["steps"] = self.steps_for(2.0, **shape)
         uid = self.submit("tiny", **shape)["uid"]
         for stop in (10, 40):
             self.wait_steps("tiny", stop)
@@ -135,7 +137,8 @@ class Suspend(FaultCase):
 
 class Terminate(FaultCase):
     def test_sigterm_of_a_service_leaves_its_jobs_running(self):
-        shape = {"steps": 200, "checkpoint": {"every_steps": 50, "keep": 2}}
+        shape = {"checkpoint": {"every_steps": 50, "keep": 2}}
+        shape["steps"] = self.steps_for(4.0, **shape)
         uid = self.submit("tiny", **shape)["uid"]
         self.wait_steps("tiny", 5)
         host, workers = self.node.host_of(uid), self.node.workers_of(uid)
@@ -155,7 +158,8 @@ class EphemeralTerminate(FaultCase):
     environment = {"OOMD_EPHEMERAL": "true", "OOM_DAEMON_ABSENCE_SECONDS": "2"}
 
     def test_sigterm_of_an_ephemeral_daemon_checkpoints_its_jobs_and_the_next_one_goes_on(self):
-        shape = {"steps": 200, "checkpoint": {"every_steps": 0, "keep": 2}}
+        shape = {"checkpoint": {"every_steps": 0, "keep": 2}}
+        shape["steps"] = self.steps_for(2.0, **shape)
         self.submit("tiny", **shape)
         self.wait_steps("tiny", 5)
         self.assertEqual(self.node.terminate(), 0)
@@ -192,7 +196,7 @@ class Embedded(FaultCase):
         self.assertEqual(self.node.processes(), [])
 
     def test_ctrl_c_ends_it_after_a_checkpoint_and_the_next_run_goes_on_from_there(self):
-        self.job_file("tiny", steps=400, checkpoint={"every_steps": 0, "keep": 2})
+        self.job_file("tiny", steps=1000, checkpoint={"every_steps": 0, "keep": 2})
         process = self.train()
         self.addCleanup(process.kill)
         self.wait_steps("tiny", 5)
@@ -201,14 +205,14 @@ class Embedded(FaultCase):
         self.assertEqual(process.returncode, EXIT_CANCELLED, out + messages)
         self.assertIn("Ctrl-C again stops at once", messages)
         done = self.step_count("tiny")
-        self.assertLess(done, 400)
+        self.assertLess(done, 1000)
         self.assertEqual(self.checkpoints("tiny"), [done])
         self.assertEqual(self.node.processes(), [])
         _, messages = (process := self.train()).communicate(timeout=60)
         self.assertEqual(process.returncode, 0, messages)
         losses = self.losses("tiny")
         self.node.start()
-        self.assertEqual(losses, self.control("control", steps=400, checkpoint={"every_steps": 0, "keep": 2}))
+        self.assertEqual(losses, self.control("control", steps=1000, checkpoint={"every_steps": 0, "keep": 2}))
 
     def test_a_second_ctrl_c_ends_it_at_once(self):
         self.job_file("tiny", **ENDLESS)
