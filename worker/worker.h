@@ -17,7 +17,8 @@ namespace oom {
 
 class Worker {
  public:
-  // `page_fd` and `pool_fds` came with `start`. Fails with kInvalidArgument (reason INVALID_INPUT) or codes of
+  // `page_fd` and `pool_fds` came with `start`. Fills this rank's resident chunks: a step may be granted once every
+  // rank is made. Fails with kInvalidArgument (reason INVALID_INPUT) or codes of
   // the files that it opens.
   static Result<std::unique_ptr<Worker>> Create(const internal::v1::WorkerStart& start,
                                                 UniqueFd page_fd, std::vector<UniqueFd> pool_fds);

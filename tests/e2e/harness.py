@@ -27,8 +27,10 @@ import unittest
 import urllib.request
 import uuid
 
-import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
+
+from tiny_inputs import (FAMILIES, model_config, parameter_count, random_weights, tensor_shapes,  # noqa: F401
+                         write_data, write_model)
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SOURCE / "tests/parity"))
@@ -50,106 +52,6 @@ def wait_until(condition, what, seconds=DEADLINE_SECONDS, interval=0.02):
         if time.monotonic() > end:
             raise AssertionError(f"not within {seconds} s: {what}")
         time.sleep(interval)
-
-
-# Models. Every asymmetry: hidden size != heads * head size, fewer key/value heads, K < E, 2I != H.
-
-_SHARED = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256,
-           "max_position_embeddings": 512, "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-           "rope_theta": 10000.0, "attention_bias": False, "initializer_range": 0.02, "use_cache": False}
-FAMILIES = {
-    "qwen3_moe": dict(_SHARED, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], num_hidden_layers=3,
-                      num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40, intermediate_size=72,
-                      norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1], use_sliding_window=False,
-                      sliding_window=None),
-    "mixtral": dict(_SHARED, model_type="mixtral", architectures=["MixtralForCausalLM"], num_hidden_layers=2,
-                    num_local_experts=6, num_experts_per_tok=2, intermediate_size=56, sliding_window=None),
-}
-
-
-def model_config(family="qwen3_moe", **changes):
-    return FAMILIES[family] | changes
-
-
-def tensor_shapes(config):
-    """Published name to shape, of every tensor of the model."""
-    hidden, head = config["hidden_size"], config["head_dim"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    qwen = config["model_type"] == "qwen3_moe"
-    shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
-        shapes |= {at + "input_layernorm.weight": (hidden,), at + "post_attention_layernorm.weight": (hidden,),
-                   at + "self_attn.q_proj.weight": (heads * head, hidden),
-                   at + "self_attn.k_proj.weight": (kv_heads * head, hidden),
-                   at + "self_attn.v_proj.weight": (kv_heads * head, hidden),
-                   at + "self_attn.o_proj.weight": (hidden, heads * head)}
-        if qwen:
-            shapes |= {at + "self_attn.q_norm.weight": (head,), at + "self_attn.k_norm.weight": (head,)}
-        experts = config["num_experts"] if qwen else config["num_local_experts"]
-        width = config["moe_intermediate_size"] if qwen else config["intermediate_size"]
-        block = at + ("mlp." if qwen else "block_sparse_moe.")
-        names = ("gate_proj", "up_proj", "down_proj") if qwen else ("w1", "w3", "w2")
-        dense = qwen and (layer in config["mlp_only_layers"] or (layer + 1) % config["decoder_sparse_step"] != 0)
-        if dense:
-            places, width = [block], config["intermediate_size"]
-        else:
-            places = [f"{block}experts.{expert}." for expert in range(experts)]
-            shapes[block + "gate.weight"] = (experts, hidden)
-        for place in places:
-            shapes |= {place + names[0] + ".weight": (width, hidden), place + names[1] + ".weight": (width, hidden),
-                       place + names[2] + ".weight": (hidden, width)}
-    shapes["model.norm.weight"] = (hidden,)
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
-    return shapes
-
-
-def random_weights(config, seed=0):
-    """Deviation 0.02, norms around 1."""
-    generator = np.random.default_rng(seed)
-    weights = {}
-    for name, shape in tensor_shapes(config).items():
-        values = generator.standard_normal(shape, np.float32)
-        weights[name] = 1 + np.float32(0.1) * values if "norm" in name else np.float32(0.02) * values
-    return weights
-
-
-def parameter_count(config):
-    return sum(int(np.prod(shape)) for shape in tensor_shapes(config).values())
-
-
-def write_model(folder, family="qwen3_moe", seed=0, weights=None, **changes):
-    """A Hugging Face folder in float32. `changes` are of the configuration."""
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    config = model_config(family, dtype="float32", **changes)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    save_file(random_weights(config, seed) if weights is None else weights, folder / "model.safetensors",
-              metadata={"format": "pt"})
-    return folder
-
-
-# Data.
-
-def write_data(folder, tokens=8001, documents=40, vocabulary=256, mask=True, seed=0):
-    """A packed dataset whose next token can be learned; some documents have a single token."""
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    generator = np.random.default_rng(seed)
-    noise = generator.integers(0, 7, tokens)
-    values = np.zeros(tokens, np.uint32)
-    for i in range(1, tokens):
-        values[i] = (int(values[i - 1]) * 5 + int(noise[i])) % vocabulary
-    cuts = generator.choice(np.arange(2, tokens - 1), documents - 2, replace=False)
-    offsets = np.unique(np.concatenate([[0, tokens], cuts, cuts[:1] + 1])).astype(np.int64)
-    np.save(folder / "tokens.npy", values)
-    np.save(folder / "documents.npy", offsets)
-    if mask:
-        np.save(folder / "loss_mask.npy", (generator.random(tokens) > 0.1).astype(np.uint8))
-    (folder / "dataset.json").write_text(json.dumps(
-        {"vocabulary_size": vocabulary, "tokens": tokens, "documents": len(offsets) - 1}))
-    return folder
 
 
 # Jobs.
