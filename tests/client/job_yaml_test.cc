@@ -44,7 +44,7 @@ constexpr char kShortest[] =
     "o\n";
 
 Result<v1::JobSpec> Parse(const std::string& text) {
-  return ParseJobYaml(text, "job.yaml", "/work");
+  return ParseJobYaml(text, "job.yaml", "/srv");
 }
 
 std::string ErrorOf(const std::string& text) {
@@ -58,10 +58,10 @@ TEST(JobYamlTest, TheDocumentedExampleBecomesTheSpecThatItSays) {
   const Result<v1::JobSpec> spec = Parse(kExample);
   ASSERT_TRUE(spec.ok()) << spec.status().ToString();
   EXPECT_EQ(spec->name(), "tiny");
-  EXPECT_EQ(spec->model().path(), "/work/models/tiny");
+  EXPECT_EQ(spec->model().path(), "/srv/models/tiny");
   EXPECT_EQ(spec->model().config(), "");
-  EXPECT_EQ(spec->data().train(), "/work/data/train");
-  EXPECT_EQ(spec->data().evaluation(), "/work/data/held-out");
+  EXPECT_EQ(spec->data().train(), "/srv/data/train");
+  EXPECT_EQ(spec->data().evaluation(), "/srv/data/held-out");
   EXPECT_TRUE(spec->data().shuffle());
   EXPECT_EQ(spec->sequence_length(), 512);
   EXPECT_EQ(spec->optimizer().learning_rate(), 3e-4);
@@ -76,7 +76,7 @@ TEST(JobYamlTest, TheDocumentedExampleBecomesTheSpecThatItSays) {
   EXPECT_EQ(spec->budgets().host_memory_bytes(0), int64_t{100} << 30);
   EXPECT_EQ(spec->plan(), "auto");
   EXPECT_EQ(spec->resume(), "auto");
-  EXPECT_EQ(spec->output(), "/work/runs/tiny");
+  EXPECT_EQ(spec->output(), "/srv/runs/tiny");
 }
 
 TEST(JobYamlTest, HostMemoryMayBeAListByNode) {
@@ -118,12 +118,12 @@ TEST(JobYamlTest, PathsAreRelativeToTheFileButWordsAreNot) {
   EXPECT_EQ(spec->model().initialize(), v1::INITIALIZATION_RANDOM);
   EXPECT_EQ(spec->data().train(), "/abs/d");
   EXPECT_EQ(spec->data().evaluation(), "");
-  EXPECT_EQ(spec->output(), "/work/o");
-  EXPECT_EQ(spec->plan(), "/work/p.json");
+  EXPECT_EQ(spec->output(), "/srv/o");
+  EXPECT_EQ(spec->plan(), "/srv/p.json");
   EXPECT_EQ(spec->resume(), "never");
   const Result<v1::JobSpec> from = Parse(std::string(kShortest) + "resume: c/step-00000100\n");
   ASSERT_TRUE(from.ok());
-  EXPECT_EQ(from->resume(), "/work/c/step-00000100");
+  EXPECT_EQ(from->resume(), "/srv/c/step-00000100");
 }
 
 struct BadCase {
