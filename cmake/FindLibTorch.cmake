@@ -1,4 +1,5 @@
-# Imported target LibTorch::cpu: headers and the CPU libraries of an installed torch of the wanted version.
+# Imported targets LibTorch::cpu (headers and the CPU libraries of an installed torch of the wanted version) and,
+# where that torch was built for CUDA, LibTorch::cuda.
 # Looked for in OOM_TORCH_DIR (a folder that holds include/ and lib/), else in the `torch` package of
 # OOM_PYTHON. Torch's own find_package refuses a machine without CUDA, and its include folder carries its
 # own fmt and protobuf headers: given with -idirafter they cannot hide the system's.
@@ -26,6 +27,19 @@ if(OOM_TORCH_DIR AND EXISTS ${OOM_TORCH_DIR}/lib/libtorch_cpu.so)
     ${OOM_TORCH_DIR}/lib/libtorch_cpu.so ${OOM_TORCH_DIR}/lib/libc10.so)
   target_link_options(LibTorch::cpu INTERFACE -Wl,-rpath,${OOM_TORCH_DIR}/lib -Wl,--as-needed)
   set(LibTorch_FOUND TRUE)
+  if(EXISTS ${OOM_TORCH_DIR}/lib/libtorch_cuda.so)
+    add_library(LibTorch::cuda INTERFACE IMPORTED)
+    # Operators register themselves when the library is loaded; nothing refers to it by name.
+    target_link_libraries(LibTorch::cuda INTERFACE LibTorch::cpu ${OOM_TORCH_DIR}/lib/libc10_cuda.so
+      -Wl,--no-as-needed ${OOM_TORCH_DIR}/lib/libtorch_cuda.so -Wl,--as-needed)
+    target_include_directories(LibTorch::cuda INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+    # Of the NVIDIA packages beside torch.
+    file(GLOB cuda_library_folders ${OOM_TORCH_DIR}/../nvidia/*/lib)
+    foreach(folder ${cuda_library_folders})
+      file(REAL_PATH ${folder} folder)
+      target_link_options(LibTorch::cuda INTERFACE -Wl,-rpath,${folder} -Wl,-rpath-link,${folder})
+    endforeach()
+  endif()
 endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch REQUIRED_VARS OOM_TORCH_DIR LibTorch_FOUND)

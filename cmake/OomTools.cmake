@@ -40,6 +40,25 @@ function(oom_library name)
   set_target_properties(${name} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
 endfunction()
 
+# oom_kernels(name HEADERS h... SOURCES cu... ARCHITECTURES a...): CUDA kernels on raw pointers.
+function(oom_kernels name)
+  cmake_parse_arguments(arg "" "" "HEADERS;SOURCES;ARCHITECTURES" ${ARGN})
+  add_library(${name} STATIC ${arg_SOURCES})
+  target_sources(${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
+  target_include_directories(${name} PUBLIC ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  target_compile_options(${name} PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra -Werror=all-warnings --expt-relaxed-constexpr>)
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${arg_ARCHITECTURES}")
+endfunction()
+
+# oom_gpu_test(name SOURCES file... DEPS target...): a GoogleTest program that skips itself where there is no GPU.
+# It may call LibTorch's CUDA operators as a reference.
+function(oom_gpu_test name)
+  oom_test(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE LibTorch::cuda)
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
+endfunction()
+
 # oom_program(name SOURCES cc... DEPS target...): one executable.
 function(oom_program name)
   cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})

@@ -13,6 +13,8 @@ constexpr double kCoreCopyBytesPerSecond = 12e9;
 constexpr double kCoreMemoryBytesPerSecond = 16e9;
 constexpr double kNodeMemoryBytesPerSecond = 200e9;
 
+using UnitBytes = std::map<int64_t, int64_t>;  // By unit.
+
 }  // namespace
 
 MachineRates CpuRates(int cpu_count, int worker_threads) {
@@ -58,38 +60,47 @@ std::vector<v1::ResourceEstimate> BoundResources(const ModelDescription& model,
                                                  const v1::Plan& plan, const SharedLayout& layout,
                                                  const StepGraph& graph, const BatchShape& batch,
                                                  const MachineRates& rates) {
-  std::map<Resource, int64_t> bytes;
-  std::map<int, int64_t> update_bytes;  // By NUMA node.
-  int64_t memory_bytes = 0;
+  std::map<Resource, UnitBytes> moved;
+  std::map<int, UnitBytes> updated;  // By NUMA node.
   for (const Node& node : graph.nodes) {
+    if (node.bytes == 0) continue;
     if (node.kind == NodeKind::kUpdate && node.resource == Resource::kHostOptimizer) {
-      update_bytes[layout.chunks()[static_cast<size_t>(node.chunk)].numa_node] += node.bytes;
+      updated[layout.chunks()[static_cast<size_t>(node.chunk)].numa_node][node.unit] += node.bytes;
     } else if (node.owner_rank < 0) {
-      bytes[node.resource] += node.bytes;
+      moved[node.resource][node.unit] += node.bytes;
     }
   }
   std::vector<v1::ResourceEstimate> estimates;
-  const auto add = [&](const std::string& name, double seconds, int64_t moved) {
+  const auto add = [&](const std::string& name, const UnitBytes& units, double bytes_per_second) {
     v1::ResourceEstimate estimate;
     estimate.set_resource(name);
-    estimate.set_seconds(seconds);
-    estimate.set_bytes(moved);
-    estimates.push_back(std::move(estimate));
+    for (const auto& [unit, bytes] : units) {
+      estimate.set_bytes(estimate.bytes() + bytes);
+      v1::UnitBytes* of_unit = estimate.add_units();
+      of_unit->set_unit(layout.units()[static_cast<size_t>(unit)].name);
+      of_unit->set_bytes(bytes);
+    }
+    estimate.set_seconds(static_cast<double>(estimate.bytes()) / bytes_per_second);
+    estimates.push_back(estimate);
+    return estimate.bytes();
   };
-  add("compute of each device",
-      StepFlops(model, plan, batch) / rates.compute_flops_per_second, 0);
-  for (const auto& [resource, moved] : bytes) {
-    if (moved == 0) continue;
-    add(std::string(ResourceName(resource)) + " of each device",
-        static_cast<double>(moved) / rates.copy_bytes_per_second, moved);
-    memory_bytes += moved * plan.rank_count();
+  v1::ResourceEstimate compute;
+  compute.set_resource("compute of each device");
+  compute.set_seconds(StepFlops(model, plan, batch) / rates.compute_flops_per_second);
+  estimates.push_back(std::move(compute));
+  v1::ResourceEstimate memory;
+  memory.set_resource("host memory");
+  for (const auto& [resource, units] : moved) {
+    memory.set_bytes(memory.bytes() +
+                     plan.rank_count() * add(std::string(ResourceName(resource)) + " of each device",
+                                             units, rates.copy_bytes_per_second));
   }
-  for (const auto& [node, moved] : update_bytes) {
-    add("optimizer of numa " + std::to_string(node),
-        static_cast<double>(moved) / rates.memory_bytes_per_second, moved);
-    memory_bytes += moved;
+  for (const auto& [node, units] : updated) {
+    memory.set_bytes(memory.bytes() + add("optimizer of numa " + std::to_string(node), units,
+                                          rates.memory_bytes_per_second));
   }
-  add("host memory", static_cast<double>(memory_bytes) / rates.memory_bytes_per_second, memory_bytes);
+  memory.set_seconds(static_cast<double>(memory.bytes()) / rates.memory_bytes_per_second);
+  estimates.push_back(std::move(memory));
   return estimates;
 }
 

@@ -10,7 +10,8 @@ namespace oom {
 
 CpuDataPlane::CpuDataPlane(const Options& options)
     : options_(options),
-      update_(options.layout, options.pools, options.accumulation, options.simd) {}
+      update_(options.layout, options.pools, options.accumulation, options.simd),
+      transfers_(static_cast<int64_t>(options.layout->units().size())) {}
 
 Status CpuDataPlane::Await(const SharedWord& word, int64_t target) const {
   switch (word.WaitAtLeast(static_cast<uint64_t>(target), options_.page->aborted(),
@@ -33,8 +34,7 @@ Status CpuDataPlane::LoadUnit(const Node& node, int64_t step, std::byte* window)
     const Region from = layout.weights(c);
     std::memcpy(window + layout.chunks()[c].first_element * layout.weight_bytes(),
                 options_.pools->At(from), static_cast<size_t>(from.bytes));
-    (layout.resident(node.unit) ? transfers_.collective_bytes : transfers_.host_to_device_bytes) +=
-        from.bytes;
+    transfers_.Add(node.resource, node.unit, from.bytes);
   }
   return Status::Ok();
 }
@@ -62,7 +62,9 @@ Status CpuDataPlane::CopyWeights(int64_t unit, int64_t step, int64_t first_eleme
     const int64_t count = std::min(elements, chunk.elements - within);
     std::memcpy(out, options_.pools->At(layout.weights(c)) + within * layout.weight_bytes(),
                 static_cast<size_t>(count * layout.weight_bytes()));
-    if (!layout.resident(unit)) transfers_.host_to_device_bytes += count * layout.weight_bytes();
+    if (!layout.resident(unit)) {
+      transfers_.Add(Resource::kHostToDevice, unit, count * layout.weight_bytes());
+    }
     out += count * layout.weight_bytes();
     first_element += count;
     elements -= count;
@@ -89,10 +91,8 @@ Status CpuDataPlane::StoreGradient(const Node& node, int64_t step, const float* 
   } else {
     AccumulateFloat32(partial, reinterpret_cast<float*>(to));
   }
-  if (node.resource == Resource::kDeviceToHost) {
-    transfers_.device_to_host_bytes += chunk.elements * layout.gradient_bytes();
-  } else if (node.resource == Resource::kCollective) {
-    transfers_.collective_bytes += chunk.elements * layout.gradient_bytes();
+  if (node.resource != Resource::kDeviceUpdate) {
+    transfers_.Add(node.resource, node.unit, chunk.elements * layout.gradient_bytes());
   }
   if (node.micro_batch + 1 == options_.accumulation) {
     options_.page->landed(options_.rank, node.chunk).Publish(static_cast<uint64_t>(step + 1));
@@ -122,9 +122,9 @@ Status CpuDataPlane::StoreRows(const Node& node, int64_t step,
     std::memcpy(values, sums.data(), sums.size_bytes());
   }
   if (node.resource == Resource::kDeviceToHost) {
-    transfers_.device_to_host_bytes +=
-        static_cast<int64_t>(row_numbers.size_bytes()) +
-        static_cast<int64_t>(sums.size()) * layout.row_gradient_bytes();
+    transfers_.Add(node.resource, node.unit,
+                   static_cast<int64_t>(row_numbers.size_bytes()) +
+                       static_cast<int64_t>(sums.size()) * layout.row_gradient_bytes());
   }
   for (int64_t c = layout.first_chunk(node.unit); c < layout.first_chunk(node.unit + 1); ++c) {
     options_.page->landed(options_.rank, c).Publish(static_cast<uint64_t>(step + 1));
@@ -136,14 +136,14 @@ Status CpuDataPlane::StoreRows(const Node& node, int64_t step,
 Status CpuDataPlane::StoreBoundary(const Node& node, const std::byte* from) {
   const Region region = options_.layout->boundary(options_.rank, node.layer);
   std::memcpy(options_.pools->At(region), from, static_cast<size_t>(region.bytes));
-  transfers_.boundary_bytes += region.bytes;
+  transfers_.Add(node.resource, node.unit, region.bytes);
   return Status::Ok();
 }
 
 Status CpuDataPlane::LoadBoundary(const Node& node, std::byte* to) {
   const Region region = options_.layout->boundary(options_.rank, node.layer);
   std::memcpy(to, options_.pools->At(region), static_cast<size_t>(region.bytes));
-  transfers_.boundary_bytes += region.bytes;
+  transfers_.Add(node.resource, node.unit, region.bytes);
   return Status::Ok();
 }
 

@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -18,16 +17,9 @@
 #include "runtime/optim/adamw.h"
 #include "runtime/optim/chunk_update.h"
 #include "runtime/optim/schedule.h"
+#include "worker/transfer_counts.h"
 
 namespace oom {
-
-// Bytes moved since the start, by resource; they equal the plan's account exactly (engine rules, section 13).
-struct TransferCounts {
-  std::atomic<int64_t> host_to_device_bytes{0};
-  std::atomic<int64_t> device_to_host_bytes{0};
-  std::atomic<int64_t> boundary_bytes{0};
-  std::atomic<int64_t> collective_bytes{0};
-};
 
 class CpuDataPlane {
  public:

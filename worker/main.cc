@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "oom/internal/v1/control.pb.h"
+#include "runtime/base/build_id.h"
 #include "runtime/base/mutex.h"
 #include "runtime/ipc/channel.h"
 #include "worker/device_memory.h"
@@ -82,6 +83,7 @@ int RunWorker(ControlLink* link) {
     return 1;
   }
   oom::internal::v1::WorkerFrame ready;
+  ready.mutable_ready()->set_build_id(std::string(oom::BuildId()));
   ready.mutable_ready()->set_graph_hash((*worker)->graph_hash());
   ready.mutable_ready()->set_device_bytes_planned((*worker)->device_bytes_planned());
   link->Send(ready);

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -61,8 +62,7 @@ struct Worker::Impl {
   // Written by the `done` of a step on a stream thread, one step after the other.
   double last_step_end_seconds = 0.0;
   double last_wait_seconds = 0.0;
-  int64_t last_in_bytes = 0;
-  int64_t last_out_bytes = 0;
+  std::array<int64_t, kResourceCount> last_bytes{};
 
   const v1::JobSpec& spec() const { return start.spec(); }
   const v1::Plan& plan() const { return start.plan(); }
@@ -207,11 +207,15 @@ void Worker::Impl::RecordStep(int64_t step) {
   const double waited = executor->compute_wait_seconds();
   record.exposed_wait_seconds = waited - last_wait_seconds;
   last_wait_seconds = waited;
-  const TransferCounts& moved = data_plane->transfers();
-  record.host_to_device_bytes = moved.host_to_device_bytes - last_in_bytes;
-  record.device_to_host_bytes = moved.device_to_host_bytes - last_out_bytes;
-  last_in_bytes = moved.host_to_device_bytes;
-  last_out_bytes = moved.device_to_host_bytes;
+  // Each count is read once: the next step's loads go on meanwhile.
+  const auto moved = [this](Resource resource) {
+    const int64_t now = data_plane->transfers().bytes(resource);
+    return now - std::exchange(last_bytes[static_cast<size_t>(resource)], now);
+  };
+  record.host_to_device_bytes = moved(Resource::kHostToDevice);
+  record.device_to_host_bytes = moved(Resource::kDeviceToHost);
+  record.boundary_bytes = moved(Resource::kBoundaryOut) + moved(Resource::kBoundaryIn);
+  record.collective_bytes = moved(Resource::kCollective);
   record.device_bytes_peak = DeviceBytesPeak();
   record.evaluation_loss_sum = 0.0;
   record.evaluation_targets = 0;
@@ -314,6 +318,18 @@ internal::v1::WorkerDone Worker::Summary() const {
   internal::v1::WorkerDone done;
   done.set_step(static_cast<int64_t>(impl_->page->step_done(impl_->rank()).Load()));
   done.set_device_bytes_peak(DeviceBytesPeak());
+  const TransferCounts& moved = impl_->data_plane->transfers();
+  for (int r = 0; r < kResourceCount; ++r) {
+    const auto resource = static_cast<Resource>(r);
+    for (const ParameterUnit& unit : impl_->layout->units()) {
+      const int64_t bytes = moved.bytes(resource, unit.index);
+      if (bytes == 0) continue;
+      internal::v1::Transfer* transfer = done.add_transfers();
+      transfer->set_resource(std::string(ResourceName(resource)));
+      transfer->set_unit(unit.name);
+      transfer->set_bytes(bytes);
+    }
+  }
   return done;
 }
 

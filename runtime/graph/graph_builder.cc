@@ -204,6 +204,7 @@ class GraphBuilder {
       if (keep && OnHost(layer) && NeedsBoundary(layer)) {
         Node& store = Add(NodeKind::kStoreBoundary, Resource::kBoundaryOut);
         store.layer = layer;
+        store.unit = layer_unit_.at(layer);
         store.buffer = HostBoundary(layer);
         store.bytes = TokenBytes();
         Read(Activation(layer));
@@ -255,6 +256,7 @@ class GraphBuilder {
     if (NeedsBoundary(layer) && OnHost(layer)) {
       Node& load = Add(NodeKind::kLoadBoundary, Resource::kBoundaryIn);
       load.layer = layer;
+      load.unit = ordinary;
       boundary = BoundaryIn(layer);
       load.buffer = boundary;
       load.bytes = TokenBytes();
@@ -382,7 +384,6 @@ class GraphBuilder {
       for (const int64_t store : stores_) After(store);
       gate = last();
     }
-    constexpr int64_t kStateBytes = 2 * 12;  // Read and written.
     std::map<int64_t, int64_t> new_updates;
     for (const Chunk& chunk : layout_.chunks()) {
       Node& update = Add(NodeKind::kUpdate, chunk.owner_rank < 0 ? Resource::kHostOptimizer
@@ -390,8 +391,7 @@ class GraphBuilder {
       update.unit = chunk.unit;
       update.chunk = chunk.index;
       update.owner_rank = chunk.owner_rank;
-      update.bytes = chunk.elements *
-                     (kStateBytes + layout_.gradient_bytes() * layout_.rank_count());
+      update.bytes = chunk.elements * layout_.update_traffic_bytes(chunk.unit);
       After(landed_.at(chunk.index));
       After(gate);
       if (UsedInPlace(chunk.unit)) Write(Weights(chunk.unit));

@@ -33,8 +33,11 @@ struct RankRecord {
   double evaluation_loss_sum;
   int64_t evaluation_targets;
   int64_t device_bytes_peak;
+  // Moved since the step before.
   int64_t host_to_device_bytes;
   int64_t device_to_host_bytes;
+  int64_t boundary_bytes;       // Out and back.
+  int64_t collective_bytes;
 };
 
 // What the job host says of one step; written before clip_known is published.
@@ -45,7 +48,7 @@ struct ClipRecord {
 };
 
 // As shm_layout.md says.
-static_assert(sizeof(RankRecord) == 88 && sizeof(ClipRecord) == 24);
+static_assert(sizeof(RankRecord) == 104 && sizeof(ClipRecord) == 24);
 
 class ControlPage {
  public:

@@ -200,6 +200,12 @@ Region SharedLayout::gradient(int64_t chunk, int rank, int64_t step) const {
           .bytes = bytes};
 }
 
+int64_t SharedLayout::update_traffic_bytes(int64_t unit) const {
+  constexpr int64_t kStateBytes = 12;
+  const bool rows = units_[unit].kind == UnitKind::kEmbedding;
+  return 2 * kStateBytes + (rows ? 0 : gradient_bytes_ * rank_count_);
+}
+
 int64_t SharedLayout::ring_sequence(int64_t chunk, int64_t step) const {
   if (ring_position_[chunk] < 0) return -1;
   return step * ring_chunks_per_step_ + ring_position_[chunk];

@@ -71,6 +71,9 @@ class SharedLayout {
   // Bytes of one element of a stored gradient partial: 2, or 4 with float32 or accumulation over 1.
   int64_t gradient_bytes() const { return gradient_bytes_; }
   int64_t activation_bytes() const { return float32_ ? 4 : 2; }
+  // Bytes of memory traffic of updating one element of the unit: its state read and written, and every rank's
+  // partial read. The embedding's partials are rows of the batch, so not counted here.
+  int64_t update_traffic_bytes(int64_t unit) const;
 
   // Working weights (masters with float32) and the interleaved rest of a chunk.
   Region weights(int64_t chunk) const { return weights_[chunk]; }

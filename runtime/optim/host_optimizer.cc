@@ -27,7 +27,9 @@ double NowSeconds() {
 
 struct HostOptimizer::Impl {
   explicit Impl(const Options& given)
-      : options(given), update(given.layout, given.pools, given.accumulation, given.simd) {}
+      : options(given),
+        update(given.layout, given.pools, given.accumulation, given.simd),
+        update_bytes(given.layout->units().size()) {}
 
   struct Node {
     int numa_node;
@@ -50,6 +52,7 @@ struct HostOptimizer::Impl {
   const Options options;
   const ChunkUpdate update;
   std::vector<std::unique_ptr<Node>> nodes;
+  std::vector<std::atomic<int64_t>> update_bytes;  // By unit.
   std::atomic<int64_t> step{-1};
   std::atomic<bool> stop{false};
   // Written by FinishStep before a gate opens, read by the threads after.
@@ -101,6 +104,9 @@ void HostOptimizer::Impl::RunPiece(Node* node, const NodeScheduler::Piece& piece
       page().bell().Ring();
     }
     update.Apply(piece.chunk, now, piece.first_block, piece.block_count, decayed, plain, scratch);
+    const int64_t unit = options.layout->chunks()[piece.chunk].unit;
+    update_bytes[static_cast<size_t>(unit)] +=
+        piece.block_count * kBlockElements * options.layout->update_traffic_bytes(unit);
   }
   const double end = NowSeconds();
   node->busy_nanoseconds += static_cast<int64_t>((end - start) * 1e9);
@@ -316,6 +322,10 @@ void HostOptimizer::Stop() {
       if (thread.joinable()) thread.join();
     }
   }
+}
+
+int64_t HostOptimizer::update_bytes(int64_t unit) const {
+  return impl_->update_bytes[static_cast<size_t>(unit)];
 }
 
 double HostOptimizer::busy_seconds(int numa_node) const {

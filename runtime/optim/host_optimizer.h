@@ -72,6 +72,8 @@ class HostOptimizer {
 
   // Seconds that the node's threads have spent in updates and norms.
   double busy_seconds(int numa_node) const;
+  // Memory traffic of the unit's updates so far.
+  int64_t update_bytes(int64_t unit) const;
 
  private:
   struct Impl;

@@ -9,10 +9,12 @@
 #include <utility>
 
 #include "planner/job_settings.h"
+#include "runtime/base/build_id.h"
 #include "runtime/checkpoint/checkpoint_source.h"
 #include "runtime/optim/adamw.h"
 #include "server/jobhost/fill_state.h"
 #include "server/jobhost/host_bytes.h"
+#include "server/jobhost/transfer_report.h"
 
 namespace oom {
 namespace {
@@ -148,14 +150,18 @@ Status Attempt::Load() {
 }
 
 Status Attempt::CompareGraphs() {
-  OOM_ASSIGN_OR_RETURN(const std::vector<uint64_t> hashes, watchdog_->WaitReady());
-  for (size_t rank = 0; rank < hashes.size(); ++rank) {
-    if (hashes[rank] == options_.context->graph_hash()) continue;
-    return Status(Code::kInternal,
-                  "rank " + std::to_string(rank) +
-                      " built another graph than the job host; are oom-jobhost and "
-                      "oom-worker of one build?")
-        .WithReason("INTERNAL");
+  OOM_ASSIGN_OR_RETURN(const std::vector<internal::v1::WorkerReady> ready, watchdog_->WaitReady());
+  for (size_t rank = 0; rank < ready.size(); ++rank) {
+    const auto differs = [rank](const std::string& what) {
+      return Status(Code::kInternal, "rank " + std::to_string(rank) + " " + what)
+          .WithReason("INTERNAL");
+    };
+    if (ready[rank].build_id() != BuildId()) {
+      return differs("is of another build than the job host: install oom-jobhost and oom-worker together");
+    }
+    if (ready[rank].graph_hash() != options_.context->graph_hash()) {
+      return differs("built another graph than the job host");
+    }
   }
   return Status::Ok();
 }
@@ -206,11 +212,17 @@ Result<int64_t> Attempt::Train() {
 
 Status Attempt::FinishWorkers() {
   watchdog_->ExpectEnd();
-  OOM_RETURN_IF_ERROR(watchdog_->WaitDone());
+  OOM_ASSIGN_OR_RETURN(const std::vector<internal::v1::WorkerDone> done, watchdog_->WaitDone());
   // Who still waits for a word of a worker waits for ever.
   page_->Abort();
   checkpointer_->Wait();
-  const Status traced = tracer_.Write();
+  Status traced = options_.output->MakeDirectory("trace");
+  if (traced.ok()) traced = tracer_.Write();
+  if (traced.ok()) {
+    traced = WriteTransferReport(options_.output->path() + "/trace/transfers.json",
+                                 completed_steps_ - options_.start.completed_steps,
+                                 options_.context->layout(), done, *optimizer_);
+  }
   if (!traced.ok()) spdlog::warn("the trace was not written: {}", traced.ToString());
   MutexLock lock(mutex_);
   const bool must_be_durable = completed_steps_ == options_.context->spec().steps() &&
@@ -324,6 +336,8 @@ void Attempt::OnStep(const StepReport& report, const TrainingLoop::StepCosts& co
                                       report.exposed_wait_seconds);
     progress.set_host_to_device_bytes(progress.host_to_device_bytes() + costs.host_to_device_bytes);
     progress.set_device_to_host_bytes(progress.device_to_host_bytes() + costs.device_to_host_bytes);
+    progress.set_boundary_bytes(progress.boundary_bytes() + costs.boundary_bytes);
+    progress.set_collective_bytes(progress.collective_bytes() + costs.collective_bytes);
   });
 }
 

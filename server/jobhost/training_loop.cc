@@ -124,6 +124,8 @@ Status TrainingLoop::ReportStep(const HostOptimizer::StepOutcome& outcome) {
     report.device_bytes_peak = std::max(report.device_bytes_peak, record.device_bytes_peak);
     costs.host_to_device_bytes += record.host_to_device_bytes;
     costs.device_to_host_bytes += record.device_to_host_bytes;
+    costs.boundary_bytes += record.boundary_bytes;
+    costs.collective_bytes += record.collective_bytes;
     evaluation_loss_sum += record.evaluation_loss_sum;
     evaluation_targets += record.evaluation_targets;
   }

@@ -26,6 +26,8 @@ class TrainingLoop {
   struct StepCosts {
     int64_t host_to_device_bytes = 0;
     int64_t device_to_host_bytes = 0;
+    int64_t boundary_bytes = 0;
+    int64_t collective_bytes = 0;
   };
 
   struct Options {

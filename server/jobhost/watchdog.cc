@@ -92,11 +92,10 @@ void Watchdog::TakeFrame(int rank) {
   if (frame.has_failed()) return FailRank(rank, WorkerStatus(frame.failed(), rank), false);
   MutexLock lock(mutex_);
   if (frame.has_ready()) {
-    ranks_[rank].ready = true;
-    ranks_[rank].graph_hash = frame.ready().graph_hash();
+    ranks_[rank].ready = frame.ready();
     ranks_[rank].moved_at = Clock::now();
   }
-  if (frame.has_done()) ranks_[rank].done = true;
+  if (frame.has_done()) ranks_[rank].done = frame.done();
   changed_.NotifyAll();
 }
 
@@ -111,7 +110,7 @@ void Watchdog::TakeExit(int rank) {
   {
     MutexLock lock(mutex_);
     ranks_[rank].exited = true;
-    done = ranks_[rank].done;
+    done = ranks_[rank].done.has_value();
     changed_.NotifyAll();
   }
   if (done && exit->signal == 0 && exit->exit_code == 0) return;
@@ -183,26 +182,28 @@ void Watchdog::ExpectEnd() {
   expect_end_.store(true);
 }
 
-Result<std::vector<uint64_t>> Watchdog::WaitReady() {
+Result<std::vector<internal::v1::WorkerReady>> Watchdog::WaitReady() {
   MutexLock lock(mutex_);
   while (true) {
     if (failure_) return failure_->status;
-    std::vector<uint64_t> hashes;
+    std::vector<internal::v1::WorkerReady> said;
     for (const Rank& rank : ranks_) {
-      if (rank.ready) hashes.push_back(rank.graph_hash);
+      if (rank.ready) said.push_back(*rank.ready);
     }
-    if (hashes.size() == ranks_.size()) return hashes;
+    if (said.size() == ranks_.size()) return said;
     changed_.Wait(mutex_);
   }
 }
 
-Status Watchdog::WaitDone() {
+Result<std::vector<internal::v1::WorkerDone>> Watchdog::WaitDone() {
   MutexLock lock(mutex_);
   while (true) {
     if (failure_) return failure_->status;
-    bool all = true;
-    for (const Rank& rank : ranks_) all = all && rank.done && rank.exited;
-    if (all) return Status::Ok();
+    std::vector<internal::v1::WorkerDone> said;
+    for (const Rank& rank : ranks_) {
+      if (rank.done && rank.exited) said.push_back(*rank.done);
+    }
+    if (said.size() == ranks_.size()) return said;
     changed_.Wait(mutex_);
   }
 }

@@ -47,12 +47,13 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // Waits until every worker is ready or one failed. On success: the graph hash of each rank.
-  Result<std::vector<uint64_t>> WaitReady();
+  // Waits until every worker is ready or one failed. On success: what each rank said.
+  Result<std::vector<internal::v1::WorkerReady>> WaitReady();
   // From here on workers are to finish and end: being idle is being hung.
   void ExpectEnd();
-  // Waits until every worker has said that it is done and has ended by itself, or one failed.
-  Status WaitDone();
+  // Waits until every worker has said that it is done and has ended by itself, or one failed. On success: what each
+  // rank said.
+  Result<std::vector<internal::v1::WorkerDone>> WaitDone();
 
   // A failure that the host found itself: as if a worker had failed.
   void Fail(Status status);
@@ -60,10 +61,9 @@ class Watchdog {
 
  private:
   struct Rank {
-    bool ready = false;
-    bool done = false;
+    std::optional<internal::v1::WorkerReady> ready;
+    std::optional<internal::v1::WorkerDone> done;
     bool exited = false;
-    uint64_t graph_hash = 0;
     uint64_t heartbeat = 0;
     std::chrono::steady_clock::time_point moved_at;
   };

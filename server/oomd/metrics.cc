@@ -298,12 +298,14 @@ void Metrics::Progressed(const v1::Job& job, const internal::v1::Progress& progr
       rise(progress.exposed_wait_seconds(), last.exposed_wait_seconds()));
   impl_->checkpoint_bytes.Increment(rise(static_cast<double>(progress.checkpoint_bytes()),
                                          static_cast<double>(last.checkpoint_bytes())));
-  impl_->transfer_bytes.Add({{"direction", "host_to_device"}})
-      .Increment(rise(static_cast<double>(progress.host_to_device_bytes()),
-                      static_cast<double>(last.host_to_device_bytes())));
-  impl_->transfer_bytes.Add({{"direction", "device_to_host"}})
-      .Increment(rise(static_cast<double>(progress.device_to_host_bytes()),
-                      static_cast<double>(last.device_to_host_bytes())));
+  const auto moved = [&](const char* direction, int64_t now, int64_t before) {
+    impl_->transfer_bytes.Add({{"direction", direction}})
+        .Increment(rise(static_cast<double>(now), static_cast<double>(before)));
+  };
+  moved("host_to_device", progress.host_to_device_bytes(), last.host_to_device_bytes());
+  moved("device_to_host", progress.device_to_host_bytes(), last.device_to_host_bytes());
+  moved("boundary", progress.boundary_bytes(), last.boundary_bytes());
+  moved("collective", progress.collective_bytes(), last.collective_bytes());
   if (progress.step() > last.step()) {
     impl_->optimizer_steps.Increment(static_cast<double>(progress.step() - last.step()));
     series->step_seconds->Observe(progress.step_seconds());

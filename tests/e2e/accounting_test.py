@@ -10,6 +10,9 @@ import numpy as np
 import harness
 
 STEPS = 7
+# Of a device, to the metric's direction.
+DIRECTIONS = {"H2D": "host_to_device", "D2H": "device_to_host", "boundary out": "boundary", "boundary in": "boundary",
+              "collective": "collective"}
 
 
 def megabytes(count):
@@ -24,8 +27,13 @@ class TransferTest(harness.NodeTest):
         cls.data = harness.write_data(cls.folder / "train", tokens=32 * 8 * STEPS + 1, documents=30, seed=52)
 
     def account(self, plan, resource):
-        found = [int(entry.get("bytes", 0)) for entry in plan["estimate"]["resources"] if entry["resource"] == resource]
-        return found[0] if found else 0
+        """The plan's bytes of a resource and step, by unit."""
+        units = {}
+        for entry in plan["estimate"]["resources"]:
+            if entry["resource"] == resource:
+                units = {unit["unit"]: int(unit["bytes"]) for unit in entry.get("units", [])}
+                self.assertEqual(sum(units.values()), int(entry.get("bytes", 0)))
+        return units
 
     def hold(self, name, edit=None, **settings):
         job = harness.write_job(self.folder / f"{name}.yaml", **(dict(
@@ -38,13 +46,22 @@ class TransferTest(harness.NodeTest):
         run = self.node.train(job)
         ranks = settings.get("devices", {"count": 1})["count"]
         plan = run.plan()
-        wanted = {"host_to_device": STEPS * ranks * self.account(plan, "H2D of each device"),
-                  "device_to_host": STEPS * ranks * self.account(plan, "D2H of each device")}
+        wanted = {}
+        for resource in DIRECTIONS:
+            units = self.account(plan, f"{resource} of each device")
+            wanted[resource] = {unit: STEPS * ranks * count for unit, count in units.items()}
+        wanted["optimizer"] = {unit: STEPS * count for unit, count in self.account(plan, "optimizer of numa 0").items()}
         if plan["units"][0]["home"] != "STATE_HOME_RESIDENT":
             # The embedding's gradient returns as distinct rows: their number is the data's, not the plan's.
-            wanted["device_to_host"] += self.row_bytes(ranks, 2 if plan["precision"] == "PRECISION_BFLOAT16" else 4)
+            wanted["D2H"]["embedding"] = self.row_bytes(ranks, 2 if plan["precision"] == "PRECISION_BFLOAT16" else 4)
+        report = json.loads((self.folder / name / "trace/transfers.json").read_text())
+        self.assertEqual((report["steps"], report["ranks"]), (STEPS, ranks))
+        self.assertEqual(report["bytes"], {resource: units for resource, units in wanted.items() if units})
+        # The metrics know directions, not units.
         after = self.counted()
-        self.assertEqual({direction: after[direction] - before[direction] for direction in wanted}, wanted)
+        for direction in set(DIRECTIONS.values()):
+            total = sum(sum(wanted[resource].values()) for resource in DIRECTIONS if DIRECTIONS[resource] == direction)
+            self.assertEqual(after[direction] - before[direction], total, direction)
         return plan
 
     def row_bytes(self, ranks, value_bytes):
@@ -56,14 +73,14 @@ class TransferTest(harness.NodeTest):
     def counted(self):
         """Bytes of every job of the node so far, by direction."""
         total = {}
-        for direction in ("host_to_device", "device_to_host"):
+        for direction in set(DIRECTIONS.values()):
             series = f'oomd_transfer_bytes_total{{direction="{direction}"}}'
             total[direction] = int(self.node.metrics().get(series, 0))
         return total
 
     def test_everything_streamed(self):
         plan = self.hold("streamed")
-        self.assertGreater(self.account(plan, "H2D of each device"), 0)
+        self.assertTrue(self.account(plan, "H2D of each device"))
 
     def test_two_ranks_in_bfloat16(self):
         self.hold("two-ranks", precision="bfloat16", devices={"kind": "cpu", "count": 2})
@@ -77,14 +94,14 @@ class TransferTest(harness.NodeTest):
                 if unit["unit"] != "layers.0.experts":
                     unit["home"] = "STATE_HOME_RESIDENT"
         plan = self.hold("resident", resident)
-        self.assertGreater(self.account(plan, "H2D of each device"), 0)
+        self.assertTrue(self.account(plan, "H2D of each device"))
 
         def all_resident(plan):
             for unit in plan["units"]:
                 unit["home"] = "STATE_HOME_RESIDENT"
         plan = self.hold("all-resident", all_resident)
-        self.assertEqual(self.account(plan, "H2D of each device"), 0)
-        self.assertEqual(self.account(plan, "D2H of each device"), 0)
+        for resource in ("H2D", "D2H"):
+            self.assertEqual(self.account(plan, f"{resource} of each device"), {})
 
 
 class MemoryTest(harness.NodeTest):

@@ -225,9 +225,14 @@ TEST(DataPlane, TransfersEqualTheGraphsAccount) {
       const auto outcome = run.optimizer().FinishStep(step);
       ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
     }
-    std::map<Resource, int64_t> planned;
+    std::map<std::pair<Resource, int64_t>, int64_t> planned;  // By resource and unit.
+    std::map<int64_t, int64_t> planned_updates;               // Of the host, by unit.
     for (const Node& node : job->graph.nodes) {
-      if (node.owner_rank < 0) planned[node.resource] += node.bytes * kSteps;
+      if (node.resource == Resource::kHostOptimizer) {
+        if (node.kind == NodeKind::kUpdate) planned_updates[node.unit] += node.bytes * kSteps;
+      } else if (node.owner_rank < 0 && node.unit >= 0) {
+        planned[{node.resource, node.unit}] += node.bytes * kSteps;
+      }
     }
     const bool streamed_rows = !job->layout->resident(0);
     for (int rank = 0; rank < job->plan.rank_count(); ++rank) {
@@ -246,11 +251,19 @@ TEST(DataPlane, TransfersEqualTheGraphsAccount) {
         }
       }
       const TransferCounts& moved = run.worker(rank).transfers();
-      EXPECT_EQ(moved.host_to_device_bytes, planned[Resource::kHostToDevice]);
-      EXPECT_EQ(moved.device_to_host_bytes, planned[Resource::kDeviceToHost] + row_bytes);
-      EXPECT_EQ(moved.boundary_bytes,
-                planned[Resource::kBoundaryOut] + planned[Resource::kBoundaryIn]);
-      EXPECT_EQ(moved.collective_bytes, planned[Resource::kCollective]);
+      for (const ParameterUnit& unit : job->layout->units()) {
+        for (const Resource resource :
+             {Resource::kHostToDevice, Resource::kDeviceToHost, Resource::kBoundaryOut,
+              Resource::kBoundaryIn, Resource::kCollective}) {
+          int64_t expected = planned[{resource, unit.index}];
+          if (unit.index == 0 && resource == Resource::kDeviceToHost) expected += row_bytes;
+          EXPECT_EQ(moved.bytes(resource, unit.index), expected)
+              << ResourceName(resource) << " of " << unit.name;
+        }
+      }
+    }
+    for (const ParameterUnit& unit : job->layout->units()) {
+      EXPECT_EQ(run.optimizer().update_bytes(unit.index), planned_updates[unit.index]) << unit.name;
     }
   }
 }

@@ -21,6 +21,7 @@
 #include <string>
 
 #include "oom/internal/v1/control.pb.h"
+#include "runtime/base/build_id.h"
 #include "runtime/base/check.h"
 #include "runtime/checkpoint/checkpoint_source.h"
 #include "runtime/checkpoint/raw_state.h"
@@ -94,6 +95,8 @@ class FakeWorker {
             {.model = &model_, .plan = &start_.plan(), .layout = layout_.get(), .batch = batch_})
             .Hash();
     if (misbehaves_ && wanted_.action == "graph") ++hash;
+    frame.mutable_ready()->set_build_id(misbehaves_ && wanted_.action == "build" ? "another"
+                                                                                : std::string(BuildId()));
     frame.mutable_ready()->set_graph_hash(hash);
     OOM_CHECK(channel_.Send(frame).ok());
     int64_t step = start_.first_step();

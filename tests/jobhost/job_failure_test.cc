@@ -122,6 +122,17 @@ TEST_F(JobFailureTest, AWorkerOfAnotherGraphIsRefused) {
   EXPECT_EQ(WaitForHost(), 0);
 }
 
+TEST_F(JobFailureTest, AWorkerOfAnotherBuildIsRefused) {
+  start_.mutable_spec()->mutable_retry()->set_max_failures(0);
+  StartHost({Behaviour(0, 1, 0, "build")});
+  ASSERT_TRUE(daemon_->Connect());
+  const auto end = daemon_->WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->reason(), "INTERNAL");
+  EXPECT_NE(end->message().find("another build"), std::string::npos) << end->message();
+  EXPECT_EQ(WaitForHost(), 0);
+}
+
 TEST_F(JobFailureTest, FailuresWithoutACheckpointBetweenThemExhaustTheRetries) {
   start_.set_worker_path(folder_ + "/no-such-worker");
   StartHost();
