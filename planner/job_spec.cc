@@ -14,6 +14,7 @@ namespace {
 // Far beyond any step; keeps byte counts of whole steps within 64 bits.
 constexpr int64_t kMostStepTokens = int64_t{1} << 36;
 constexpr int kMostCheckpoints = 100000;
+constexpr size_t kMostPathBytes = 4096;
 
 Status Invalid(const std::string& field, const std::string& message) {
   return Status(Code::kInvalidArgument, field + ": " + message)
@@ -23,6 +24,10 @@ Status Invalid(const std::string& field, const std::string& message) {
 
 Status RequireAbsolute(const std::string& field, const std::string& path) {
   if (path.empty()) return Invalid(field, "is required");
+  if (path.size() > kMostPathBytes) {
+    return Invalid(field, "a path has at most " + std::to_string(kMostPathBytes) + " bytes");
+  }
+  if (path.find('\0') != std::string::npos) return Invalid(field, "a path has no NUL byte");
   if (!std::filesystem::path(path).is_absolute()) {
     return Invalid(field, "'" + path + "' is not an absolute path");
   }

@@ -101,21 +101,25 @@ Status CpuDataPlane::StoreGradient(const Node& node, int64_t step, const float* 
   return Status::Ok();
 }
 
-Status CpuDataPlane::StoreRows(const Node& node, int64_t step,
-                               std::span<const int32_t> row_numbers, std::span<const float> sums) {
+void CpuDataPlane::PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) {
+  const SharedLayout::RowGradient rows = options_.layout->embedding_rows(options_.rank);
+  const auto count = static_cast<int64_t>(row_numbers.size());
+  OOM_CHECK(count <= rows.max_rows);
+  // A step is granted when the one two before it is complete: nobody reads that one's set any more.
+  std::byte* set = options_.pools->At(rows.region) + rows.row_set_offset_bytes(step);
+  std::memcpy(set, &count, sizeof(count));
+  std::memcpy(set + rows.kRowNumbersOffset, row_numbers.data(), row_numbers.size_bytes());
+}
+
+Status CpuDataPlane::StoreRows(const Node& node, int64_t step, std::span<const float> sums) {
   const SharedLayout& layout = *options_.layout;
   const SharedLayout::RowGradient rows = layout.embedding_rows(options_.rank);
-  OOM_CHECK(static_cast<int64_t>(row_numbers.size()) <= rows.max_rows);
   // Every update of the step before has to have read the rows in there; the gather waited for those chunks alone
   // that hold rows of this batch.
   for (int64_t c = layout.first_chunk(node.unit); c < layout.first_chunk(node.unit + 1); ++c) {
     OOM_RETURN_IF_ERROR(AwaitVersion(c, step));
   }
-  std::byte* base = options_.pools->At(rows.region);
-  const auto count = static_cast<int64_t>(row_numbers.size());
-  std::memcpy(base, &count, sizeof(count));
-  std::memcpy(base + rows.row_numbers_offset_bytes, row_numbers.data(), row_numbers.size_bytes());
-  std::byte* values = base + rows.rows_offset_bytes;
+  std::byte* values = options_.pools->At(rows.region) + rows.rows_offset_bytes;
   if (layout.row_gradient_bytes() == 2) {
     RoundToBfloat16(sums, reinterpret_cast<uint16_t*>(values));
   } else {
@@ -123,8 +127,7 @@ Status CpuDataPlane::StoreRows(const Node& node, int64_t step,
   }
   if (node.resource == Resource::kDeviceToHost) {
     transfers_.Add(node.resource, node.unit,
-                   static_cast<int64_t>(row_numbers.size_bytes()) +
-                       static_cast<int64_t>(sums.size()) * layout.row_gradient_bytes());
+                   static_cast<int64_t>(sums.size()) * layout.row_gradient_bytes());
   }
   for (int64_t c = layout.first_chunk(node.unit); c < layout.first_chunk(node.unit + 1); ++c) {
     options_.page->landed(options_.rank, c).Publish(static_cast<uint64_t>(step + 1));

@@ -51,9 +51,10 @@ class CpuDataPlane {
   // (float32, or accumulation: added to the micro-batches before). Publishes `landed` on the last one.
   // `unit_gradient` is the unit's FP32 gradient buffer.
   Status StoreGradient(const Node& node, int64_t step, const float* unit_gradient);
-  // The embedding's gradient: `row_numbers` rising and unique, `sums` [rows, width].
-  Status StoreRows(const Node& node, int64_t step, std::span<const int32_t> row_numbers,
-                   std::span<const float> sums);
+  // The step's row set: the distinct tokens of this rank's whole batch, rising. Before the rank's loss is published.
+  void PublishRowSet(int64_t step, std::span<const int32_t> row_numbers);
+  // The embedding's gradient: `sums` [rows, width], in the order of the row set.
+  Status StoreRows(const Node& node, int64_t step, std::span<const float> sums);
 
   Status StoreBoundary(const Node& node, const std::byte* from);
   Status LoadBoundary(const Node& node, std::byte* to);

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -154,6 +155,7 @@ Status StepRunner::GatherRows(const Node& node, int64_t step) {
     batch = std::move(evaluation_batches_[evaluation_next_++]);
   } else {
     batch = options_.train->Read(step, node.micro_batch);
+    AddToRowSet(node, step, batch.tokens);
   }
   ++batches_read_;
   const int64_t width = options_.model->hidden_size;
@@ -169,6 +171,17 @@ Status StepRunner::GatherRows(const Node& node, int64_t step) {
   if (KeepsBoundary(0, v1::BOUNDARY_HOME_HOST)) activation_to_store_[0] = x;
   activation_[0] = std::move(x);
   return Status::Ok();
+}
+
+// Before the forward: rows that no rank's batch holds are updated as soon as the losses are known.
+void StepRunner::AddToRowSet(const Node& node, int64_t step, const at::Tensor& tokens) {
+  if (node.micro_batch == 0) row_set_.clear();
+  const auto* values = tokens.const_data_ptr<int64_t>();
+  row_set_.insert(row_set_.end(), values, values + tokens.numel());
+  if (!last_micro_batch(node)) return;
+  std::sort(row_set_.begin(), row_set_.end());
+  row_set_.erase(std::unique(row_set_.begin(), row_set_.end()), row_set_.end());
+  options_.data_plane->PublishRowSet(step, row_set_);
 }
 
 Status StepRunner::StoreBoundary(const Node& node) {
@@ -321,7 +334,6 @@ Status StepRunner::EmbeddingBackward(const Node& node) {
   const RowGradient rows = EmbeddingBackwardByRow(
       single ? embedding_upstream_.front() : at::cat(embedding_upstream_),
       single ? embedding_tokens_.front() : at::cat(embedding_tokens_));
-  row_numbers_ = rows.row_U.to(at::kInt).contiguous();
   row_sums_ = rows.sum_UH.to(at::kFloat).contiguous();
   embedding_upstream_.clear();
   embedding_tokens_.clear();
@@ -330,9 +342,7 @@ Status StepRunner::EmbeddingBackward(const Node& node) {
 
 Status StepRunner::StoreRows(const Node& node, int64_t step) {
   return options_.data_plane->StoreRows(
-      node, step,
-      {row_numbers_.const_data_ptr<int32_t>(), static_cast<size_t>(row_numbers_.numel())},
-      {row_sums_.const_data_ptr<float>(), static_cast<size_t>(row_sums_.numel())});
+      node, step, {row_sums_.const_data_ptr<float>(), static_cast<size_t>(row_sums_.numel())});
 }
 
 }  // namespace oom

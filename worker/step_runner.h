@@ -48,6 +48,7 @@ class StepRunner : public NodeRunner {
  private:
   Status RunCompute(const Node& node, int64_t step);
   Status GatherRows(const Node& node, int64_t step);
+  void AddToRowSet(const Node& node, int64_t step, const at::Tensor& tokens);
   Status ForwardMixer(const Node& node, int64_t step);
   Status ForwardMixture(const Node& node, int64_t step);
   Status Head(const Node& node, int64_t step);
@@ -83,6 +84,7 @@ class StepRunner : public NodeRunner {
   // Written by the gather nodes, read by compute; a gather runs at most two batches ahead.
   std::array<Batch, 4> batches_;
   uint64_t batches_read_ = 0;        // Of the H2D stream.
+  std::vector<int32_t> row_set_;     // Of the step's micro-batches so far; the H2D stream's.
   uint64_t batch_in_use_ = 0;        // Of the compute stream: batches begun.
   std::vector<Batch> evaluation_batches_;
   size_t evaluation_next_ = 0;
@@ -100,8 +102,7 @@ class StepRunner : public NodeRunner {
   double auxiliary_sum_ = 0.0;
   std::vector<at::Tensor> embedding_upstream_;
   std::vector<at::Tensor> embedding_tokens_;
-  at::Tensor row_numbers_;           // int32, rising.
-  at::Tensor row_sums_;              // FP32.
+  at::Tensor row_sums_;              // FP32, by rising token.
   double evaluation_loss_sum_ = 0.0;
   int64_t evaluation_targets_ = 0;
 };

@@ -144,9 +144,8 @@ class SharedLayoutBuilder {
     for (int rank = 0; rank < layout_.rank_count_; ++rank) {
       SharedLayout::RowGradient rows;
       rows.max_rows = std::min(model_.vocabulary_size, batch_.rank_tokens());
-      rows.row_numbers_offset_bytes = 64;
-      rows.rows_offset_bytes =
-          RoundUp(rows.row_numbers_offset_bytes + rows.max_rows * 4, 64);
+      rows.row_set_bytes = RoundUp(rows.kRowNumbersOffset + rows.max_rows * 4, 64);
+      rows.rows_offset_bytes = 2 * rows.row_set_bytes;
       rows.region = Place("activations", rank, RankNode(rank),
                           rows.rows_offset_bytes +
                               rows.max_rows * model_.hidden_size * layout_.row_gradient_bytes());

@@ -86,13 +86,15 @@ class SharedLayout {
   int64_t ring_slot_count() const { return ring_slot_count_; }
   int64_t ring_chunks_per_step() const { return ring_chunks_per_step_; }
 
-  // The embedding's gradient of a rank: int64 count, then row numbers int32[max_rows], then rows
-  // [max_rows, hidden] of partial type (engine rules, section 8).
+  // The embedding's gradient of a rank (engine rules, section 8): the numbers of the rows in its batch, known before
+  // the forward and kept for two steps, and the rows [max_rows, hidden] of partial type, which come last.
   struct RowGradient {
     Region region;
     int64_t max_rows = 0;
-    int64_t row_numbers_offset_bytes = 0;
-    int64_t rows_offset_bytes = 0;
+    int64_t row_set_bytes = 0;      // Of one step: int64 count, at byte 64 int32[max_rows].
+    int64_t rows_offset_bytes = 0;  // Of the gradient's rows.
+    static constexpr int64_t kRowNumbersOffset = 64;
+    int64_t row_set_offset_bytes(int64_t step) const { return step % 2 * row_set_bytes; }
   };
   RowGradient embedding_rows(int rank) const { return embedding_rows_[rank]; }
   // Bytes of one element of those rows: 4 with float32, else 2.

@@ -51,10 +51,39 @@ ChunkUpdate::ChunkUpdate(const SharedLayout* layout, const PoolMap* pools, int a
   }
 }
 
-// The embedding's gradient, made dense for one block: rows of each rank that lie in it, zero elsewhere. Row
-// numbers are sorted and unique.
+std::span<const int32_t> ChunkUpdate::RowSet(int rank, int64_t step) const {
+  const SharedLayout::RowGradient rows = layout_->embedding_rows(rank);
+  const std::byte* base = pools_->At(rows.region) + rows.row_set_offset_bytes(step);
+  int64_t count = 0;
+  std::memcpy(&count, base, sizeof(count));
+  return {reinterpret_cast<const int32_t*>(base + rows.kRowNumbersOffset),
+          static_cast<size_t>(count)};
+}
+
+std::vector<char> ChunkUpdate::BlocksWithRows(int64_t chunk_index, int64_t step) const {
+  const Chunk& chunk = layout_->chunks()[chunk_index];
+  const ParameterUnit& unit = layout_->units()[chunk.unit];
+  OOM_CHECK(unit.kind == UnitKind::kEmbedding);
+  const int64_t width = unit.tensor(TensorRole::kEmbedding).shape[1];
+  const int64_t end = chunk.first_element + chunk.elements;
+  std::vector<char> has_rows(static_cast<size_t>(chunk.elements / kBlockElements), 0);
+  for (int rank = 0; rank < layout_->rank_count(); ++rank) {
+    const std::span<const int32_t> set = RowSet(rank, step);
+    auto row = std::lower_bound(set.begin(), set.end(),
+                                static_cast<int32_t>(chunk.first_element / width));
+    for (; row != set.end() && *row * width < end; ++row) {
+      const int64_t first = std::max(*row * width, chunk.first_element) - chunk.first_element;
+      const int64_t last = std::min((*row + 1) * width, end) - 1 - chunk.first_element;
+      std::fill(has_rows.begin() + first / kBlockElements,
+                has_rows.begin() + last / kBlockElements + 1, 1);
+    }
+  }
+  return has_rows;
+}
+
+// The embedding's gradient, made dense for one block: rows of each rank that lie in it, zero elsewhere.
 template <class Element>
-void ChunkUpdate::DenseRows(const Chunk& chunk, int64_t first_element,
+void ChunkUpdate::DenseRows(const Chunk& chunk, int64_t step, int64_t first_element,
                             std::vector<Element>* out) const {
   const ParameterUnit& unit = layout_->units()[chunk.unit];
   const int64_t width = unit.tensor(TensorRole::kEmbedding).shape[1];
@@ -63,19 +92,16 @@ void ChunkUpdate::DenseRows(const Chunk& chunk, int64_t first_element,
   out->assign(static_cast<size_t>(layout_->rank_count() * kBlockElements), Element{0});
   for (int rank = 0; rank < layout_->rank_count(); ++rank) {
     const SharedLayout::RowGradient rows = layout_->embedding_rows(rank);
-    const std::byte* base = pools_->At(rows.region);
-    int64_t count = 0;
-    std::memcpy(&count, base, sizeof(count));
-    const auto* numbers = reinterpret_cast<const int32_t*>(base + rows.row_numbers_offset_bytes);
-    const auto* values = reinterpret_cast<const Element*>(base + rows.rows_offset_bytes);
-    const int32_t* row = std::lower_bound(numbers, numbers + count,
-                                          static_cast<int32_t>(begin / width));
-    for (; row != numbers + count && *row * width < end; ++row) {
+    const std::span<const int32_t> set = RowSet(rank, step);
+    const auto* values = reinterpret_cast<const Element*>(pools_->At(rows.region) +
+                                                          rows.rows_offset_bytes);
+    auto row = std::lower_bound(set.begin(), set.end(), static_cast<int32_t>(begin / width));
+    for (; row != set.end() && *row * width < end; ++row) {
       const int64_t row_begin = *row * width;
       const int64_t copy_begin = std::max(begin, row_begin);
       const int64_t copy_end = std::min(end, row_begin + width);
       std::memcpy(out->data() + rank * kBlockElements + (copy_begin - begin),
-                  values + (row - numbers) * width + (copy_begin - row_begin),
+                  values + (row - set.begin()) * width + (copy_begin - row_begin),
                   static_cast<size_t>(copy_end - copy_begin) * sizeof(Element));
     }
   }
@@ -113,7 +139,7 @@ void ChunkUpdate::ForRuns(int64_t chunk_index, int64_t step, int64_t first_block
 
   if (rows) {
     const auto fill = [&]<class Element>(int64_t block, std::vector<Element>* out) {
-      DenseRows(chunk, block * kBlockElements, out);
+      DenseRows(chunk, step, block * kBlockElements, out);
     };
     if (layout_->row_gradient_bytes() == 4) {
       blockwise(float{}, fill);

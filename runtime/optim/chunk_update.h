@@ -25,6 +25,10 @@ class ChunkUpdate {
   // Both must outlive the object. `accumulation` as in the plan.
   ChunkUpdate(const SharedLayout* layout, const PoolMap* pools, int accumulation, SimdLevel level);
 
+  // Of a chunk of the embedding, by block: 1 if a row of some rank's batch lies in it; elsewhere the gradient is 0.
+  // Valid from the ranks' loss_known on.
+  std::vector<char> BlocksWithRows(int64_t chunk, int64_t step) const;
+
   // Squares of the summed gradient of blocks [first_block, first_block + out.size()) of the chunk.
   // Returns false if a value is not finite.
   bool Squares(int64_t chunk, int64_t step, int64_t first_block, std::span<double> out,
@@ -42,7 +46,10 @@ class ChunkUpdate {
   void ForRuns(int64_t chunk, int64_t step, int64_t first_block, int64_t block_count,
                Scratch* scratch, const Visit& visit) const;
   template <class Element>
-  void DenseRows(const Chunk& chunk, int64_t first_element, std::vector<Element>* out) const;
+  void DenseRows(const Chunk& chunk, int64_t step, int64_t first_element,
+                 std::vector<Element>* out) const;
+  // Numbers of the rows of `rank`'s batch in that step: rising and unique.
+  std::span<const int32_t> RowSet(int rank, int64_t step) const;
 
   const SharedLayout* const layout_;
   const PoolMap* const pools_;

@@ -222,6 +222,9 @@ Result<std::unique_ptr<HostOptimizer>> HostOptimizer::Start(const Options& optio
         .numa_node = node->numa_node,
         .piece_blocks = kPieceBlocks,
         .squares_first = options.update_mode == v1::UPDATE_MODE_DEFERRED,
+        .blocks_with_rows = [update = &impl->update](int64_t chunk, int64_t step) {
+          return update->BlocksWithRows(chunk, step);
+        },
     });
     impl->nodes.push_back(std::move(node));
   }

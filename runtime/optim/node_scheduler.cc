@@ -29,6 +29,15 @@ int64_t NodeScheduler::BlockCount(int64_t chunk) const {
   return options_.layout->chunks()[chunk].elements / kBlockElements;
 }
 
+int64_t NodeScheduler::ChunkOf(const Task& task) const {
+  return store_order_[static_cast<size_t>(&task - tasks_.data())];
+}
+
+NodeScheduler::Task& NodeScheduler::TaskOf(int64_t chunk) {
+  const auto at = std::find(store_order_.begin(), store_order_.end(), chunk);
+  return tasks_[static_cast<size_t>(at - store_order_.begin())];
+}
+
 void NodeScheduler::BeginStep(int64_t step) {
   MutexLock lock(mutex_);
   std::fill(tasks_.begin(), tasks_.end(), Task{});
@@ -42,6 +51,13 @@ void NodeScheduler::BeginStep(int64_t step) {
 void NodeScheduler::OpenGate() {
   MutexLock lock(mutex_);
   gate_open_ = true;
+  if (options_.squares_first) return;
+  for (Task& task : tasks_) {
+    const Chunk& chunk = options_.layout->chunks()[ChunkOf(task)];
+    if (options_.layout->units()[chunk.unit].kind != UnitKind::kEmbedding) continue;
+    task.waits_for_gradient = options_.blocks_with_rows(chunk.index, step_);
+    task.taken_early.assign(task.waits_for_gradient.size(), 0);
+  }
 }
 
 void NodeScheduler::Drain() {
@@ -62,6 +78,24 @@ void NodeScheduler::TakeLanded() {
   }
 }
 
+std::optional<NodeScheduler::Piece> NodeScheduler::NextSquares() {
+  if (draining_) return std::nullopt;
+  for (size_t i = 0; i < landed_; ++i) {
+    Task& task = tasks_[i];
+    const int64_t left = BlockCount(store_order_[i]) - task.next_squares;
+    if (task.state != State::kSquares || left == 0) continue;
+    const Piece piece{.phase = Phase::kSquares,
+                      .step = step_,
+                      .chunk = store_order_[i],
+                      .first_block = task.next_squares,
+                      .block_count = std::min(options_.piece_blocks, left),
+                      .first_of_update = false};
+    task.next_squares += piece.block_count;
+    return piece;
+  }
+  return std::nullopt;
+}
+
 NodeScheduler::Task* NodeScheduler::ChooseUpdate() {
   Task* soonest = nullptr;
   Task* oldest = nullptr;
@@ -70,8 +104,8 @@ NodeScheduler::Task* NodeScheduler::ChooseUpdate() {
     Task& task = tasks_[i];
     const int64_t sequence = options_.layout->ring_sequence(store_order_[i], step_);
     ring_landed = std::max(ring_landed, sequence + 1);
-    const bool started = task.state == State::kUpdating && task.next_block < BlockCount(store_order_[i]);
-    if (started) return &task;
+    if (task.preparation == Preparation::kUnderWay) continue;
+    if (task.state == State::kUpdating && task.next_update < BlockCount(store_order_[i])) return &task;
     if (task.state != State::kSquared || draining_ || !gate_open_) continue;
     if (oldest == nullptr) oldest = &task;
     // Store order is the reverse of use order.
@@ -84,81 +118,91 @@ NodeScheduler::Task* NodeScheduler::ChooseUpdate() {
   return free_slots >= kComfortableFreeSlots ? soonest : oldest;
 }
 
-NodeScheduler::Piece NodeScheduler::Cut(Task* task, int64_t chunk, Phase phase) {
-  const int64_t count = std::min(options_.piece_blocks, BlockCount(chunk) - task->next_block);
-  OOM_CHECK(count > 0);
-  const Piece piece{.phase = phase,
-                    .step = step_,
-                    .chunk = chunk,
-                    .first_block = task->next_block,
-                    .block_count = count,
-                    .first_of_update = false};
-  task->next_block += count;
+// The next run of blocks to update: early those that wait for no gradient, else all that were not taken early.
+std::optional<NodeScheduler::Piece> NodeScheduler::CutUpdate(Task* task, bool early) {
+  const int64_t chunk = ChunkOf(*task);
+  const int64_t end = BlockCount(chunk);
+  const auto passes_by = [&](int64_t block) OOM_REQUIRES(mutex_) {
+    const auto at = static_cast<size_t>(block);
+    if (early) return task->waits_for_gradient[at] != 0;
+    return !task->taken_early.empty() && task->taken_early[at] != 0;
+  };
+  int64_t& next = early ? task->next_early : task->next_update;
+  while (next < end && passes_by(next)) ++next;
+  if (next == end) return std::nullopt;
+  Piece piece{.phase = Phase::kUpdate,
+              .step = step_,
+              .chunk = chunk,
+              .first_block = next,
+              .block_count = 0,
+              .first_of_update = task->preparation == Preparation::kNone};
+  while (next < end && piece.block_count < options_.piece_blocks && !passes_by(next)) {
+    if (early) task->taken_early[static_cast<size_t>(next)] = 1;
+    ++next;
+    ++piece.block_count;
+  }
+  if (piece.first_of_update) task->preparation = Preparation::kUnderWay;
   return piece;
+}
+
+std::optional<NodeScheduler::Piece> NodeScheduler::NextUpdate() {
+  // A chunk whose remaining blocks were all taken early yields no piece: on to the next.
+  while (Task* task = ChooseUpdate()) {
+    if (task->state == State::kSquared) {
+      // An abort that came after the squares: nothing new is applied.
+      if (options_.page->aborted().Load() != 0) return std::nullopt;
+      task->state = State::kUpdating;
+    }
+    if (std::optional<Piece> piece = CutUpdate(task, /*early=*/false)) return piece;
+  }
+  return std::nullopt;
+}
+
+std::optional<NodeScheduler::Piece> NodeScheduler::NextEarly() {
+  if (draining_ || !gate_open_ || options_.page->aborted().Load() != 0) return std::nullopt;
+  // The embedding's chunks come last in store order; a chunk that is past its squares needs no early update.
+  for (auto task = tasks_.rbegin(); task != tasks_.rend() && !task->taken_early.empty(); ++task) {
+    if (task->state != State::kWaiting || task->preparation == Preparation::kUnderWay) continue;
+    if (std::optional<Piece> piece = CutUpdate(&*task, /*early=*/true)) return piece;
+  }
+  return std::nullopt;
 }
 
 std::optional<NodeScheduler::Piece> NodeScheduler::Next() {
   MutexLock lock(mutex_);
   if (!draining_) TakeLanded();
-  const auto squares = [&]() OOM_REQUIRES(mutex_) -> std::optional<Piece> {
-    if (draining_) return std::nullopt;
-    for (size_t i = 0; i < landed_; ++i) {
-      Task& task = tasks_[i];
-      if (task.state == State::kSquares && task.next_block < BlockCount(store_order_[i])) {
-        return Cut(&task, store_order_[i], Phase::kSquares);
-      }
-    }
-    return std::nullopt;
-  };
-  const auto update = [&]() OOM_REQUIRES(mutex_) -> std::optional<Piece> {
-    Task* task = ChooseUpdate();
-    if (task == nullptr) return std::nullopt;
-    const int64_t chunk = store_order_[static_cast<size_t>(task - tasks_.data())];
-    const bool first = task->state == State::kSquared;
-    if (first) {
-      // An abort that came after the squares: nothing new is applied.
-      if (options_.page->aborted().Load() != 0) return std::nullopt;
-      task->state = State::kPreparing;
-      task->next_block = 0;
-      task->done_blocks = 0;
-    }
-    Piece piece = Cut(task, chunk, Phase::kUpdate);
-    piece.first_of_update = first;
-    return piece;
-  };
-  std::optional<Piece> piece = options_.squares_first ? squares() : update();
-  if (!piece) piece = options_.squares_first ? update() : squares();
+  std::optional<Piece> piece = options_.squares_first ? NextSquares() : NextUpdate();
+  if (!piece) piece = options_.squares_first ? NextUpdate() : NextSquares();
+  if (!piece) piece = NextEarly();
   return piece;
 }
 
 void NodeScheduler::Prepared(int64_t chunk) {
   MutexLock lock(mutex_);
-  const auto at = std::find(store_order_.begin(), store_order_.end(), chunk);
-  Task& task = tasks_[static_cast<size_t>(at - store_order_.begin())];
-  OOM_CHECK(task.state == State::kPreparing);
-  task.state = State::kUpdating;
+  Task& task = TaskOf(chunk);
+  OOM_CHECK(task.preparation == Preparation::kUnderWay);
+  task.preparation = Preparation::kDone;
 }
 
 NodeScheduler::Completed NodeScheduler::Finish(const Piece& piece, bool finite) {
   MutexLock lock(mutex_);
-  const auto at = std::find(store_order_.begin(), store_order_.end(), piece.chunk);
-  Task& task = tasks_[static_cast<size_t>(at - store_order_.begin())];
-  task.done_blocks += piece.block_count;
-  task.finite = task.finite && finite;
-  if (task.done_blocks < BlockCount(piece.chunk)) return Completed::kNothing;
+  Task& task = TaskOf(piece.chunk);
+  const int64_t blocks = BlockCount(piece.chunk);
   if (piece.phase == Phase::kUpdate) {
-    task.state = State::kUpdated;
+    task.updated_blocks += piece.block_count;
+    if (task.updated_blocks < blocks) return Completed::kNothing;
     ++updated_;
+    if (task.state == State::kUpdating) task.state = State::kDone;
     return Completed::kUpdate;
   }
+  task.squared_blocks += piece.block_count;
+  task.finite = task.finite && finite;
+  if (task.squared_blocks < blocks) return Completed::kNothing;
   ++squared_;
-  if (task.finite) {
-    task.state = State::kSquared;
-  } else {
-    // Stays out of every later choice: it is never applied.
-    task.state = State::kUpdated;
-    if (non_finite_chunk_ < 0) non_finite_chunk_ = piece.chunk;
-  }
+  // What is not finite stays out of every later choice: it is never applied. And early blocks may have been all.
+  const bool has_update = task.finite && task.updated_blocks < blocks;
+  task.state = has_update ? State::kSquared : State::kDone;
+  if (!task.finite && non_finite_chunk_ < 0) non_finite_chunk_ = piece.chunk;
   return Completed::kSquares;
 }
 

@@ -12,7 +12,6 @@
 namespace oom {
 namespace {
 
-constexpr size_t kMaxPathBytes = 4096;
 constexpr size_t kMaxRequestIdBytes = 128;
 constexpr size_t kMaxNameBytes = 256;
 
@@ -20,15 +19,6 @@ Status Bad(const std::string& field, const std::string& message) {
   return Status(Code::kInvalidArgument, field + ": " + message)
       .WithReason("INVALID_INPUT")
       .WithField(field);
-}
-
-Status CheckPath(const std::string& field, const std::string& path) {
-  if (path.empty()) return Status::Ok();
-  if (path.size() > kMaxPathBytes)
-    return Bad(field, "a path has at most " + std::to_string(kMaxPathBytes) + " bytes");
-  if (path.find('\0') != std::string::npos) return Bad(field, "a path has no NUL byte");
-  if (path.front() != '/') return Bad(field, "must be an absolute path, not \"" + path + "\"");
-  return Status::Ok();
 }
 
 uint64_t FilterHash(const v1::ListJobsRequest& request, uint32_t caller,
@@ -57,24 +47,12 @@ Status CheckCreate(const v1::CreateJobRequest& request) {
   for (unsigned char c : spec.name()) {
     if (c < 0x20 || c == 0x7f) return Bad("name", "has no control characters");
   }
-  if (spec.priority() < -1000 || spec.priority() > 1000) {
-    return Bad("priority", "is from -1000 to 1000, not " + std::to_string(spec.priority()));
-  }
   if (spec.labels_size() > 64) return Bad("labels", "has at most 64 entries");
   for (const auto& [key, value] : spec.labels()) {
     if (key.empty() || key.size() > 63 || value.size() > 256) {
       return Bad("labels", "keys have 1 to 63 bytes, values at most 256");
     }
   }
-  OOM_RETURN_IF_ERROR(CheckPath("model.path", spec.model().path()));
-  OOM_RETURN_IF_ERROR(CheckPath("model.config", spec.model().config()));
-  OOM_RETURN_IF_ERROR(CheckPath("data.train", spec.data().train()));
-  OOM_RETURN_IF_ERROR(CheckPath("data.evaluation", spec.data().evaluation()));
-  if (spec.output().empty()) return Bad("output", "is missing");
-  OOM_RETURN_IF_ERROR(CheckPath("output", spec.output()));
-  if (spec.plan() != "auto") OOM_RETURN_IF_ERROR(CheckPath("plan", spec.plan()));
-  if (spec.resume() != "auto" && spec.resume() != "never")
-    OOM_RETURN_IF_ERROR(CheckPath("resume", spec.resume()));
   return Status::Ok();
 }
 

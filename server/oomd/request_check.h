@@ -17,6 +17,7 @@ inline constexpr int64_t kMaxSpecBytes = int64_t{1} << 20;
 inline constexpr int kMaxPageSize = 1000;
 inline constexpr int kDefaultPageSize = 100;
 
+// What has to hold before the specification's own fields are looked at, which is the planner's work.
 Status CheckCreate(const v1::CreateJobRequest& request);
 Status CheckJobName(const std::string& name);
 

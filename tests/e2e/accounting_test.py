@@ -68,7 +68,7 @@ class TransferTest(harness.NodeTest):
         tokens = np.load(self.data / "tokens.npy")
         share = 8 // ranks * 32
         rows = sum(len(np.unique(tokens[part * share:(part + 1) * share])) for part in range(STEPS * ranks))
-        return rows * (4 + harness.model_config()["hidden_size"] * value_bytes)
+        return rows * harness.model_config()["hidden_size"] * value_bytes
 
     def counted(self):
         """Bytes of every job of the node so far, by direction."""

@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/graph/delay.h"
@@ -190,6 +192,72 @@ TEST(DataPlane, EmbeddingRowsStayUntilEveryChunkHasReadThem) {
   EXPECT_EQ(reference.CompareAll(pools.map()), "");
 }
 
+// Goal: rows of the embedding outside the batch are updated in the backward, before the embedding's gradient is there
+// (engine rules, section 8). Method: the backward of the embedding waits until all of their blocks are updated.
+TEST(DataPlane, RowsOutsideTheBatchAreUpdatedBeforeTheEmbeddingsGradientComes) {
+  TestJob job;
+  job.model = {.hidden_size = 64,
+               .layer_count = 1,
+               .vocabulary_size = 1000,
+               .query_head_count = 1,
+               .kv_head_count = 1,
+               .head_size = 16,
+               .expert_count = 2,
+               .experts_per_token = 1,
+               .expert_width = 16};
+  job.model.mixtures = {MixtureKind::kRoutedExperts};
+  job.plan = PlainPlan(job.model, 2);
+  job.plan.set_chunk_bytes(65536);
+  job.plan.set_micro_batch_tokens(4);
+  job.Derive();
+  constexpr uint64_t kSeed = 3;
+  constexpr int64_t kSteps = 3;
+  const TestPools pools(*job.layout);
+  ReferenceJob reference(job, kSeed);
+  reference.Fill(pools.map());
+  const int64_t blocks = job.layout->units()[0].elements / kBlockElements;
+  // Per step: 64 rows a block, at most 8 tokens of both ranks.
+  const auto early_bytes = [&](int64_t step) {
+    std::set<int64_t> with_rows;
+    for (int rank = 0; rank < 2; ++rank) {
+      for (const int64_t token : ReferenceJob::Tokens(kSeed, step, rank, 0, 4, 1000)) {
+        with_rows.insert(token / 64);
+      }
+    }
+    return (blocks - static_cast<int64_t>(with_rows.size())) * kBlockElements *
+           job.layout->update_traffic_bytes(0);
+  };
+  const int64_t step_bytes = blocks * kBlockElements * job.layout->update_traffic_bytes(0);
+  std::atomic<const HostOptimizer*> optimizer{nullptr};
+  FakeWorker::Options worker;
+  worker.before_node = [&](const Node& node, int64_t step) {
+    if (node.kind != NodeKind::kEmbeddingBackward) return Status::Ok();
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (optimizer.load() == nullptr ||
+           optimizer.load()->update_bytes(0) < step * step_bytes + early_bytes(step)) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        return Status(Code::kDeadlineExceeded, "no early update");
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    return Status::Ok();
+  };
+  FakeJob run(job, pools.map(), kSeed, 0, {}, worker);
+  optimizer.store(&run.optimizer());
+  run.StartWorkers(kSteps);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    ASSERT_GT(early_bytes(step), 0);
+    const auto outcome = run.optimizer().FinishStep(step);
+    ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
+    reference.Step(outcome->clip);
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    const Status status = run.Join(rank);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+  }
+  EXPECT_EQ(reference.CompareAll(pools.map()), "");
+}
+
 // A new attempt has a new page with zero words: it goes on as if nothing had happened, and takes no
 // word of the old one.
 TEST(DataPlane, StopAndResumeOnANewPageChangesNothing) {
@@ -246,8 +314,8 @@ TEST(DataPlane, TransfersEqualTheGraphsAccount) {
                 seed, step, rank, a, job->batch.micro_batch_tokens(), job->model.vocabulary_size);
             rows.insert(tokens.begin(), tokens.end());
           }
-          row_bytes += static_cast<int64_t>(rows.size()) *
-                       (4 + job->model.hidden_size * job->layout->row_gradient_bytes());
+          row_bytes += static_cast<int64_t>(rows.size()) * job->model.hidden_size *
+                       job->layout->row_gradient_bytes();
         }
       }
       const TransferCounts& moved = run.worker(rank).transfers();

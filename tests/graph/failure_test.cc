@@ -20,13 +20,14 @@
 namespace oom::testing {
 namespace {
 
-// Every chunk is whole: bit for bit the state of the version that its word says.
+// Every chunk is whole: bit for bit the state of the version that its word says, but for rows of the embedding that
+// the step updated early.
 std::string BrokenChunk(const TestJob& job, const PoolMap& pools, const ReferenceJob& reference,
                         ControlPage& page) {
   for (const Chunk& chunk : job.layout->chunks()) {
     const auto version = static_cast<int64_t>(page.version(chunk.index).Load());
     if (version > reference.step()) return "a version beyond the last step";
-    const std::string difference = reference.Compare(pools, chunk.index, version);
+    const std::string difference = reference.Compare(pools, chunk.index, version, /*within_a_step=*/true);
     if (!difference.empty()) return difference;
   }
   return "";

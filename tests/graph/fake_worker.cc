@@ -144,6 +144,11 @@ Status FakeWorker::GatherRows(const Node& node, int64_t step) {
   batch.tokens = ReferenceJob::Tokens(options_.seed, step, options_.rank, node.micro_batch,
                                       options_.job->batch.micro_batch_tokens(),
                                       options_.job->model.vocabulary_size);
+  if (node.micro_batch == 0) row_set_.clear();
+  row_set_.insert(batch.tokens.begin(), batch.tokens.end());
+  if (node.micro_batch + 1 == accumulation) {
+    plane_.PublishRowSet(step, std::vector<int32_t>(row_set_.begin(), row_set_.end()));
+  }
   batch.rows.clear();
   std::vector<std::byte> row(static_cast<size_t>(width * layout.weight_bytes()));
   for (const int64_t token : batch.tokens) {
@@ -178,11 +183,11 @@ void FakeWorker::EmbeddingBackward(const Node& node, int64_t step) {
       for (int64_t i = 0; i < kLanes; ++i) sum[i] += part[i];
     }
   }
-  row_numbers_.clear();
   row_sums_.assign(sums.size() * static_cast<size_t>(width), 0.0f);
+  float* at = row_sums_.data();
   for (const auto& [row, sum] : sums) {
-    Repeat(sum, width, row_sums_.data() + static_cast<int64_t>(row_numbers_.size()) * width);
-    row_numbers_.push_back(static_cast<int32_t>(row));
+    Repeat(sum, width, at);
+    at += width;
   }
 }
 
@@ -197,7 +202,7 @@ Status FakeWorker::Run(const Node& node, int64_t step) {
       return plane_.StoreGradient(
           node, step, reinterpret_cast<const float*>(arena_->At(options_.job->graph, node.buffer)));
     case NodeKind::kStoreRows:
-      return plane_.StoreRows(node, step, row_numbers_, row_sums_);
+      return plane_.StoreRows(node, step, row_sums_);
     case NodeKind::kStoreBoundary:
       return plane_.StoreBoundary(node, reinterpret_cast<const std::byte*>(
                                             activation_[static_cast<size_t>(node.layer)].data()));

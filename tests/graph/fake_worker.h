@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -78,7 +79,7 @@ class FakeWorker : public NodeRunner {
     std::vector<float> rows;  // 16 lanes a token.
   };
   std::vector<Batch> batches_;  // By micro-batch, of this step's parity.
-  std::vector<int32_t> row_numbers_;
+  std::set<int64_t> row_set_;
   std::vector<float> row_sums_;
 
   std::unique_ptr<Executor> executor_;

@@ -253,47 +253,80 @@ void ReferenceJob::Fill(const PoolMap& pools) const {
   }
 }
 
-std::string ReferenceJob::Compare(const PoolMap& pools, int64_t chunk_index, int64_t step) const {
+std::string ReferenceJob::CompareGroup(const PoolMap& pools, const Chunk& chunk, int64_t g,
+                                       int64_t step) const {
   const SharedLayout& layout = *job_.layout;
-  const Chunk& chunk = layout.chunks()[static_cast<size_t>(chunk_index)];
-  const std::byte* weights = pools.At(layout.weights(chunk_index));
-  const std::byte* rest = pools.At(layout.rest(chunk_index));
+  const std::byte* weights = pools.At(layout.weights(chunk.index));
+  const std::byte* rest = pools.At(layout.rest(chunk.index));
+  const Group& group = groups_[static_cast<size_t>(g)];
+  const State& state = history_[static_cast<size_t>(step)][static_cast<size_t>(g)];
+  for (int64_t e = 0; e < group.elements; ++e) {
+    const int64_t at = group.first_element - chunk.first_element + e;
+    const auto lane = static_cast<size_t>(e % kLanes);
+    const std::byte* block = rest + at / kBlockElements * layout.rest_block_bytes();
+    const int64_t within = at % kBlockElements;
+    float moment1, moment2, master;
+    std::memcpy(&moment1, block + within * 4, 4);
+    std::memcpy(&moment2, block + 16384 + within * 4, 4);
+    if (layout.float32()) {
+      std::memcpy(&master, weights + at * 4, 4);
+    } else {
+      uint16_t weight;
+      int16_t low;
+      std::memcpy(&weight, weights + at * 2, 2);
+      std::memcpy(&low, block + 32768 + within * 2, 2);
+      master = std::bit_cast<float>((static_cast<uint32_t>(weight) << 16) +
+                                    static_cast<uint32_t>(static_cast<int32_t>(low)));
+    }
+    if (Bits(master) == Bits(state.master[lane]) && Bits(moment1) == Bits(state.moment1[lane]) &&
+        Bits(moment2) == Bits(state.moment2[lane])) {
+      continue;
+    }
+    return "chunk " + std::to_string(chunk.index) + " of " +
+           layout.units()[static_cast<size_t>(chunk.unit)].name + ", element " +
+           std::to_string(at) + " differs from step " + std::to_string(step) + ": master " +
+           std::to_string(master) + " instead of " + std::to_string(state.master[lane]) +
+           ", moment1 " + std::to_string(moment1) + " instead of " +
+           std::to_string(state.moment1[lane]);
+  }
+  return "";
+}
+
+bool ReferenceJob::IsEarly(const Group& group, int64_t step) const {
+  const ParameterUnit& unit = job_.layout->units()[static_cast<size_t>(group.unit)];
+  if (unit.kind != UnitKind::kEmbedding || job_.layout->resident(unit.index) ||
+      job_.plan.update_mode() != v1::UPDATE_MODE_OVERLAPPED) {
+    return false;
+  }
+  const int64_t width = job_.model.hidden_size;
+  const int64_t first_block = group.first_element / kBlockElements;
+  const int64_t last_block = (group.first_element + group.elements - 1) / kBlockElements;
+  for (int rank = 0; rank < job_.layout->rank_count(); ++rank) {
+    for (const int64_t token : Tokens(seed_, step, rank, 0, job_.batch.micro_batch_tokens(),
+                                      job_.model.vocabulary_size)) {
+      if (token * width / kBlockElements <= last_block &&
+          ((token + 1) * width - 1) / kBlockElements >= first_block) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+std::string ReferenceJob::Compare(const PoolMap& pools, int64_t chunk_index, int64_t step,
+                                  bool within_a_step) const {
+  const Chunk& chunk = job_.layout->chunks()[static_cast<size_t>(chunk_index)];
   for (int64_t g = first_group_[chunk.unit]; g < first_group_[chunk.unit + 1]; ++g) {
     const Group& group = groups_[static_cast<size_t>(g)];
     if (group.first_element < chunk.first_element ||
         group.first_element >= chunk.first_element + chunk.elements) {
       continue;
     }
-    const State& state = history_[static_cast<size_t>(step)][static_cast<size_t>(g)];
-    for (int64_t e = 0; e < group.elements; ++e) {
-      const int64_t at = group.first_element - chunk.first_element + e;
-      const auto lane = static_cast<size_t>(e % kLanes);
-      const std::byte* block = rest + at / kBlockElements * layout.rest_block_bytes();
-      const int64_t within = at % kBlockElements;
-      float moment1, moment2, master;
-      std::memcpy(&moment1, block + within * 4, 4);
-      std::memcpy(&moment2, block + 16384 + within * 4, 4);
-      if (layout.float32()) {
-        std::memcpy(&master, weights + at * 4, 4);
-      } else {
-        uint16_t weight;
-        int16_t low;
-        std::memcpy(&weight, weights + at * 2, 2);
-        std::memcpy(&low, block + 32768 + within * 2, 2);
-        master = std::bit_cast<float>((static_cast<uint32_t>(weight) << 16) +
-                                      static_cast<uint32_t>(static_cast<int32_t>(low)));
-      }
-      if (Bits(master) == Bits(state.master[lane]) && Bits(moment1) == Bits(state.moment1[lane]) &&
-          Bits(moment2) == Bits(state.moment2[lane])) {
-        continue;
-      }
-      return "chunk " + std::to_string(chunk_index) + " of " +
-             layout.units()[static_cast<size_t>(chunk.unit)].name + ", element " +
-             std::to_string(at) + " differs from step " + std::to_string(step) + ": master " +
-             std::to_string(master) + " instead of " + std::to_string(state.master[lane]) +
-             ", moment1 " + std::to_string(moment1) + " instead of " +
-             std::to_string(state.moment1[lane]);
-    }
+    const std::string difference = CompareGroup(pools, chunk, g, step);
+    if (difference.empty()) continue;
+    const bool is_ahead = within_a_step && step < this->step() && IsEarly(group, step) &&
+                          CompareGroup(pools, chunk, g, step + 1).empty();
+    if (!is_ahead) return difference;
   }
   return "";
 }

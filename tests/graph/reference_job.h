@@ -47,8 +47,10 @@ class ReferenceJob {
 
   // Writes the state after `step()` steps into the pools.
   void Fill(const PoolMap& pools) const;
-  // Empty, or where a chunk's weights and moments are not bit for bit those after `step` steps.
-  std::string Compare(const PoolMap& pools, int64_t chunk, int64_t step) const;
+  // Empty, or where a chunk's weights and moments are not bit for bit those after `step` steps. `within_a_step`: what
+  // the next step may update early (engine rules, section 8) may also be one step ahead.
+  std::string Compare(const PoolMap& pools, int64_t chunk, int64_t step,
+                      bool within_a_step = false) const;
   // The same of every chunk at the newest step.
   std::string CompareAll(const PoolMap& pools) const;
 
@@ -64,6 +66,10 @@ class ReferenceJob {
     bool decayed;
   };
 
+  std::string CompareGroup(const PoolMap& pools, const Chunk& chunk, int64_t group,
+                           int64_t step) const;
+  // Nothing in the group's blocks has a gradient in step `step`, and nobody has to wait for that.
+  bool IsEarly(const Group& group, int64_t step) const;
   Lanes Working(const Lanes& master) const;
   // The summed gradient of the next step, by group.
   std::vector<Lanes> SummedGradients() const;

@@ -220,6 +220,7 @@ class FakeWorker {
     if (misbehaves_ && wanted_.action == "nan" && step == wanted_.point) {
       record.loss_sum = std::numeric_limits<double>::quiet_NaN();
     }
+    PublishRowSet(step);
     Publish(page_->loss_known(rank()), step + 1);
     // In the order of the ring: the backward's, from the last unit to the first.
     for (int64_t unit = static_cast<int64_t>(layout_->units().size()) - 1; unit >= 0; --unit) {
@@ -246,7 +247,13 @@ class FakeWorker {
 
   void StoreGradient(const Chunk& chunk, int64_t step, double digest) {
     const bool is_embedding = layout_->units()[chunk.unit].kind == UnitKind::kEmbedding;
-    if (is_embedding && chunk.index == layout_->first_chunk(chunk.unit)) StoreRows(step, digest);
+    if (is_embedding && chunk.index == layout_->first_chunk(chunk.unit)) {
+      auto* rows = reinterpret_cast<float*>(pools_.At(layout_->embedding_rows(rank()).region) +
+                                            layout_->embedding_rows(rank()).rows_offset_bytes);
+      for (int64_t i = 0; i < RowCount() * model_.hidden_size; ++i) {
+        rows[i] = Gradient(digest, step, i % model_.hidden_size);
+      }
+    }
     if (!is_embedding) {
       const int64_t sequence = layout_->ring_sequence(chunk.index, step);
       if (sequence >= 0) Await(page_->backlog_freed(), sequence - layout_->ring_slot_count() + 1);
@@ -265,19 +272,15 @@ class FakeWorker {
         std::sin(digest + static_cast<double>(step * 31 + index % 97 + rank())));
   }
 
-  void StoreRows(int64_t step, double digest) {
+  int64_t RowCount() const { return std::min<int64_t>(layout_->embedding_rows(rank()).max_rows, 3); }
+
+  void PublishRowSet(int64_t step) {
     const SharedLayout::RowGradient rows = layout_->embedding_rows(rank());
-    std::byte* base = pools_.At(rows.region);
-    const int64_t count = std::min<int64_t>(rows.max_rows, 3);
-    std::memcpy(base, &count, sizeof(count));
-    auto* numbers = reinterpret_cast<int32_t*>(base + rows.row_numbers_offset_bytes);
-    auto* values = reinterpret_cast<float*>(base + rows.rows_offset_bytes);
-    for (int64_t row = 0; row < count; ++row) {
-      numbers[row] = static_cast<int32_t>(row * 5 + rank());
-      for (int64_t i = 0; i < model_.hidden_size; ++i) {
-        values[row * model_.hidden_size + i] = Gradient(digest, step, i);
-      }
-    }
+    std::byte* set = pools_.At(rows.region) + rows.row_set_offset_bytes(step);
+    const int64_t count = RowCount();
+    std::memcpy(set, &count, sizeof(count));
+    auto* numbers = reinterpret_cast<int32_t*>(set + rows.kRowNumbersOffset);
+    for (int64_t row = 0; row < count; ++row) numbers[row] = static_cast<int32_t>(row * 5 + rank());
   }
 
   void UpdateResident(const Chunk& chunk, int64_t step) {

@@ -207,8 +207,10 @@ TEST(SharedLayout, GradientPartialsHaveTheBytesOfTheRule) {
     for (int rank = 0; rank < job.layout->rank_count(); ++rank) {
       const SharedLayout::RowGradient rows = job.layout->embedding_rows(rank);
       ASSERT_EQ(rows.max_rows, std::min(job.model.vocabulary_size, job.batch.rank_tokens()));
-      ASSERT_GE(rows.row_numbers_offset_bytes, 8);
-      ASSERT_GE(rows.rows_offset_bytes, rows.row_numbers_offset_bytes + rows.max_rows * 4);
+      ASSERT_GE(rows.row_set_bytes, rows.kRowNumbersOffset + rows.max_rows * 4);
+      ASSERT_EQ(rows.row_set_offset_bytes(3), rows.row_set_bytes);
+      ASSERT_EQ(rows.row_set_offset_bytes(4), 0);
+      ASSERT_EQ(rows.rows_offset_bytes, 2 * rows.row_set_bytes);
       ASSERT_EQ(rows.region.bytes, rows.rows_offset_bytes + rows.max_rows * job.model.hidden_size *
                                                                 job.layout->row_gradient_bytes());
     }
