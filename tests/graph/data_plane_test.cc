@@ -5,14 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tests/graph/delay.h"
@@ -228,22 +226,24 @@ TEST(DataPlane, RowsOutsideTheBatchAreUpdatedBeforeTheEmbeddingsGradientComes) {
            job.layout->update_traffic_bytes(0);
   };
   const int64_t step_bytes = blocks * kBlockElements * job.layout->update_traffic_bytes(0);
-  std::atomic<const HostOptimizer*> optimizer{nullptr};
+  FakeJob* job_run = nullptr;
   FakeWorker::Options worker;
   worker.before_node = [&](const Node& node, int64_t step) {
     if (node.kind != NodeKind::kEmbeddingBackward) return Status::Ok();
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (optimizer.load() == nullptr ||
-           optimizer.load()->update_bytes(0) < step * step_bytes + early_bytes(step)) {
+    const ControlPage& page = job_run->page();
+    while (job_run->optimizer().update_bytes(0) < step * step_bytes + early_bytes(step)) {
       if (std::chrono::steady_clock::now() > deadline) {
         return Status(Code::kDeadlineExceeded, "no early update");
       }
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      // Not every piece of an update rings the bell.
+      static_cast<void>(page.bell().WaitAtLeast(page.bell().Load() + 1, page.aborted(),
+                                                {.timeout = std::chrono::milliseconds(1)}));
     }
     return Status::Ok();
   };
   FakeJob run(job, pools.map(), kSeed, 0, {}, worker);
-  optimizer.store(&run.optimizer());
+  job_run = &run;
   run.StartWorkers(kSteps);
   for (int64_t step = 0; step < kSteps; ++step) {
     ASSERT_GT(early_bytes(step), 0);
