@@ -1,0 +1,20 @@
+// What every kernel's launcher ends with.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "runtime/base/check.h"
+
+namespace oom {
+
+// Aborts with `name` and CUDA's message if a launch on this thread was refused: a bad shape is a
+// bug of the caller. What goes wrong while a kernel runs is reported by the stream, later.
+inline void CheckLaunch(const char* name) {
+  const cudaError_t error = cudaPeekAtLastError();
+  if (error != cudaSuccess) {
+    internal::CheckFailed(__FILE__, __LINE__, name, cudaGetErrorString(error));
+  }
+}
+
+}  // namespace oom

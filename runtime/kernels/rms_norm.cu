@@ -1,0 +1,310 @@
+#include <algorithm>
+
+#include "runtime/kernels/launch.h"
+#include "runtime/kernels/packed.cuh"
+#include "runtime/kernels/partial_rows.h"
+#include "runtime/kernels/rms_norm.h"
+
+namespace oom {
+namespace {
+
+using internal::DivideUp;
+using internal::Forget;
+using internal::kPackedCount;
+using internal::Load;
+using internal::Pack;
+using internal::Packed;
+using internal::Product;
+using internal::Store;
+using internal::Sum;
+using internal::SumOverBlock;
+using internal::SumOverLanes;
+using internal::WholeVectors;
+
+// Forward: a row lies in the registers of kRowThreads threads, kVectors x 16 bytes in each: 16
+// lanes (a head), a warp, or a whole block of 256. Many loads in flight are what saturates the
+// memory.
+constexpr int kForwardThreads = 128;
+
+template <class T, int kRowThreads, int kVectors, bool kWhole, bool kAdd>
+__global__ void __launch_bounds__(kRowThreads > 32 ? kRowThreads : kForwardThreads)
+    RmsNormForwardKernel(RmsNormShape shape, RmsNormForwardArguments<T> a) {
+  constexpr int kCount = kPackedCount<T>;
+  const int lane = threadIdx.x % kRowThreads;
+  const int64_t row = int64_t{blockIdx.x} * (blockDim.x / kRowThreads) + threadIdx.x / kRowThreads;
+  // Lanes behind the last row take part in the shuffles.
+  const int64_t width = row < shape.rows ? shape.width : 0;
+  const int64_t start = row * shape.width;
+
+  Packed<T> x[kVectors];
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    const int64_t column = (k * kRowThreads + lane) * kCount;
+    x[k] = Load<kWhole, kCount>(a.x_RH + start + column, width - column);
+  }
+  if constexpr (kAdd) {
+    Packed<T> residual[kVectors];
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      const int64_t column = (k * kRowThreads + lane) * kCount;
+      residual[k] = Load<kWhole, kCount>(a.residual_RH + start + column, width - column);
+    }
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      const int64_t column = (k * kRowThreads + lane) * kCount;
+      x[k] = Sum(x[k], residual[k]);
+      Store<kWhole>(a.sum_RH + start + column, x[k], width - column);
+    }
+  }
+
+  float squares[1] = {0.0f};
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    float part = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) part += x[k][i] * x[k][i];
+    squares[0] += part;
+  }
+  if constexpr (kRowThreads > 32) {
+    __shared__ float buffer[32][1];
+    SumOverBlock(squares, buffer);
+  } else {
+    squares[0] = SumOverLanes<kRowThreads>(squares[0]);
+  }
+  const float r = rsqrtf(squares[0] / static_cast<float>(shape.width) + a.epsilon);
+
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    const int64_t column = (k * kRowThreads + lane) * kCount;
+    const Packed<T> weight = Load<kWhole, kCount>(a.weight_H + column, width - column);
+    float normalized[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) normalized[i] = x[k][i] * r;
+    Store<kWhole>(a.y_RH + start + column, Product(Pack<T>(normalized), weight), width - column);
+  }
+}
+
+// Backward: a row lies in a half warp (a head), a warp, or the whole block; each thread keeps its
+// columns' share of dw in registers over all the rows of its block.
+constexpr int kWholeBlock = 0;
+constexpr int kGroupedThreads = 256;
+// Blocks, and so rows of partial sums: four of 256 threads on each of 132 multiprocessors. A fixed
+// number, since the order of summation follows from it.
+constexpr int kPartialRows = 528;
+
+template <class T, class Dy, class Dx, int kLanes, int kVectors, bool kWhole>
+__global__ void __launch_bounds__(kLanes == kWholeBlock ? 1024 : kGroupedThreads)
+    RmsNormBackwardKernel(RmsNormShape shape, RmsNormBackwardArguments<T, Dy, Dx> a) {
+  constexpr int kCount = kPackedCount<T>;
+  constexpr int kGroups = kLanes == kWholeBlock ? 1 : kGroupedThreads / kLanes;
+  const int row_threads = kLanes == kWholeBlock ? blockDim.x : kLanes;
+  const int lane = kLanes == kWholeBlock ? threadIdx.x : threadIdx.x % kLanes;
+  const int group = kLanes == kWholeBlock ? 0 : threadIdx.x / kLanes;
+  const float reciprocal_width = 1.0f / static_cast<float>(shape.width);
+  __shared__ float buffers[2][32][2];
+  int buffer = 0;
+
+  Packed<T> weight[kVectors];
+  float dweight[kVectors][kCount] = {};
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    const int64_t column = (k * row_threads + lane) * kCount;
+    weight[k] = Load<kWhole, kCount>(a.weight_H + column, shape.width - column);
+  }
+
+  for (int64_t first = int64_t{blockIdx.x} * kGroups; first < shape.rows;
+       first += int64_t{gridDim.x} * kGroups) {
+    const int64_t row = first + group;
+    const int64_t width = row < shape.rows ? shape.width : 0;
+    const int64_t start = row * shape.width;
+    Packed<T> x[kVectors];
+    Packed<Dy, kCount> dy[kVectors];
+    Packed<T> residual[kVectors];
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      const int64_t column = (k * row_threads + lane) * kCount;
+      x[k] = Load<kWhole, kCount>(a.x_RH + start + column, width - column);
+      dy[k] = Load<kWhole, kCount>(a.dy_RH + start + column, width - column);
+      residual[k] = {};
+      if (a.residual_gradient_RH != nullptr) {
+        residual[k] = Load<kWhole, kCount>(a.residual_gradient_RH + start + column, width - column);
+      }
+    }
+
+    float sums[2] = {0.0f, 0.0f};  // Of x^2 and of x * dy * w.
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        sums[0] += x[k][i] * x[k][i];
+        sums[1] += x[k][i] * (dy[k][i] * weight[k][i]);
+      }
+    }
+    if constexpr (kLanes == kWholeBlock) {
+      SumOverBlock(sums, buffers[buffer]);
+      buffer ^= 1;
+    } else {
+      sums[0] = SumOverLanes<kLanes>(sums[0]);
+      sums[1] = SumOverLanes<kLanes>(sums[1]);
+    }
+    if (width == 0) continue;
+    const float r = rsqrtf(sums[0] * reciprocal_width + a.epsilon);
+    const float mean = sums[1] * r * reciprocal_width;
+
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      const int64_t column = (k * row_threads + lane) * kCount;
+      Forget(&x[k]);
+      Forget(&dy[k]);
+      float dx[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float normalized = x[k][i] * r;
+        dweight[k][i] += dy[k][i] * normalized;
+        dx[i] = (dy[k][i] * weight[k][i] - normalized * mean) * r + residual[k][i];
+      }
+      Store<kWhole>(a.dx_RH + start + column, Pack<Dx>(dx), width - column);
+    }
+  }
+
+  if (a.dweight_H == nullptr) return;
+  float* const partial = a.scratch + blockIdx.x * shape.width;
+  if constexpr (kLanes == kWholeBlock) {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      const int64_t column = (k * row_threads + lane) * kCount;
+      Store<kWhole>(partial + column, Pack<float>(dweight[k]), shape.width - column);
+    }
+  } else {
+    __shared__ float by_group[kGroups][kLanes * kVectors * kCount];
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        by_group[group][(k * kLanes + lane) * kCount + i] = dweight[k][i];
+      }
+    }
+    __syncthreads();
+    for (int64_t column = threadIdx.x; column < shape.width; column += kGroupedThreads) {
+      float sum = 0.0f;
+      for (int g = 0; g < kGroups; ++g) sum += by_group[g][column];
+      partial[column] = sum;
+    }
+  }
+}
+
+template <int kRowThreads, int kVectors, bool kWhole, class T>
+void LaunchForward(const RmsNormShape& shape, const RmsNormForwardArguments<T>& a,
+                   cudaStream_t stream) {
+  const int threads = std::max(kRowThreads, kForwardThreads);
+  const auto blocks = static_cast<unsigned>(DivideUp(shape.rows, threads / kRowThreads));
+  if (a.residual_RH != nullptr) {
+    RmsNormForwardKernel<T, kRowThreads, kVectors, kWhole, true>
+        <<<blocks, threads, 0, stream>>>(shape, a);
+  } else {
+    RmsNormForwardKernel<T, kRowThreads, kVectors, kWhole, false>
+        <<<blocks, threads, 0, stream>>>(shape, a);
+  }
+  CheckLaunch("RmsNormForward");
+}
+
+template <class T>
+void Forward(const RmsNormShape& shape, const RmsNormForwardArguments<T>& a, cudaStream_t stream) {
+  const int64_t vectors = DivideUp(shape.width, kPackedCount<T>);
+  OOM_CHECK(shape.rows >= 0 && shape.width > 0 && vectors <= 4096);
+  if (shape.rows == 0) return;
+  if (!WholeVectors(shape.width * sizeof(T), a.x_RH, a.residual_RH, a.weight_H, a.sum_RH, a.y_RH)) {
+    LaunchForward<256, 16, false>(shape, a, stream);
+  } else if (vectors <= 16) {
+    LaunchForward<16, 1, true>(shape, a, stream);
+  } else if (vectors <= 128) {
+    LaunchForward<32, 4, true>(shape, a, stream);
+  } else if (vectors <= 256) {
+    LaunchForward<32, 8, true>(shape, a, stream);
+  } else if (vectors <= 512) {
+    LaunchForward<32, 16, true>(shape, a, stream);
+  } else if (vectors <= 1024) {
+    LaunchForward<256, 4, true>(shape, a, stream);
+  } else {
+    LaunchForward<256, 16, true>(shape, a, stream);
+  }
+}
+
+template <int kLanes, int kVectors, bool kWhole, class T, class Dy, class Dx>
+void LaunchBackward(const RmsNormShape& shape, const RmsNormBackwardArguments<T, Dy, Dx>& a,
+                    cudaStream_t stream) {
+  const int64_t vectors = DivideUp(shape.width, kPackedCount<T>);
+  const int threads = kLanes == kWholeBlock
+                          ? static_cast<int>(DivideUp(DivideUp(vectors, kVectors), 32) * 32)
+                          : kGroupedThreads;
+  const int64_t rows_at_once = kLanes == kWholeBlock ? 1 : kGroupedThreads / kLanes;
+  const int64_t blocks = std::min<int64_t>(kPartialRows, DivideUp(shape.rows, rows_at_once));
+  RmsNormBackwardKernel<T, Dy, Dx, kLanes, kVectors, kWhole>
+      <<<static_cast<unsigned>(blocks), threads, 0, stream>>>(shape, a);
+  CheckLaunch("RmsNormBackward");
+  if (a.dweight_H == nullptr) return;
+  AddPartialRows(a.scratch, blocks, shape.width, a.dweight_H, stream);
+}
+
+template <class T, class Dy, class Dx>
+void Backward(const RmsNormShape& shape, const RmsNormBackwardArguments<T, Dy, Dx>& a,
+              cudaStream_t stream) {
+  const int64_t vectors = DivideUp(shape.width, kPackedCount<T>);
+  OOM_CHECK(shape.rows >= 0 && shape.width > 0 && vectors <= 2048);
+  OOM_CHECK(a.dweight_H == nullptr || a.scratch != nullptr);
+  if (shape.rows == 0) return;
+  if (!WholeVectors(shape.width * sizeof(T), a.dy_RH, a.x_RH, a.weight_H, a.residual_gradient_RH,
+                    a.dx_RH, a.scratch)) {
+    LaunchBackward<kWholeBlock, 2, false>(shape, a, stream);
+  } else if (vectors <= 16) {
+    LaunchBackward<16, 1, true>(shape, a, stream);
+  } else if (vectors <= 32) {
+    LaunchBackward<32, 1, true>(shape, a, stream);
+  } else if (vectors <= 1024) {
+    LaunchBackward<kWholeBlock, 1, true>(shape, a, stream);
+  } else {
+    LaunchBackward<kWholeBlock, 2, true>(shape, a, stream);
+  }
+}
+
+}  // namespace
+
+void RmsNormForward(const RmsNormShape& shape,
+                    const RmsNormForwardArguments<__nv_bfloat16>& arguments, cudaStream_t stream) {
+  Forward(shape, arguments, stream);
+}
+void RmsNormForward(const RmsNormShape& shape, const RmsNormForwardArguments<float>& arguments,
+                    cudaStream_t stream) {
+  Forward(shape, arguments, stream);
+}
+
+int64_t RmsNormBackwardScratchBytes(const RmsNormShape& shape) {
+  return kPartialRows * shape.width * static_cast<int64_t>(sizeof(float));
+}
+
+void RmsNormBackward(const RmsNormShape& shape, const Bfloat16RmsNormBackward& arguments,
+                     cudaStream_t stream) {
+  Backward(shape, arguments, stream);
+}
+void RmsNormBackward(const RmsNormShape& shape,
+                     const RmsNormBackwardArguments<__nv_bfloat16, float, __nv_bfloat16>& arguments,
+                     cudaStream_t stream) {
+  Backward(shape, arguments, stream);
+}
+void RmsNormBackward(const RmsNormShape& shape,
+                     const RmsNormBackwardArguments<__nv_bfloat16, __nv_bfloat16, float>& arguments,
+                     cudaStream_t stream) {
+  Backward(shape, arguments, stream);
+}
+void RmsNormBackward(const RmsNormShape& shape,
+                     const RmsNormBackwardArguments<__nv_bfloat16, float, float>& arguments,
+                     cudaStream_t stream) {
+  Backward(shape, arguments, stream);
+}
+void RmsNormBackward(const RmsNormShape& shape,
+                     const RmsNormBackwardArguments<float, float, float>& arguments,
+                     cudaStream_t stream) {
+  Backward(shape, arguments, stream);
+}
+
+}  // namespace oom

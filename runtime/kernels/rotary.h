@@ -1,0 +1,87 @@
+// Rotary position embedding, rotate-half form, alone or behind the RMSNorm of each head:
+//   n = norm(x) or x;  y1 = n1 cos - n2 sin,  y2 = n2 cos + n1 sin,
+// where 1 and 2 are the halves of a head and element i of both turns by position * theta^(-2i/d).
+// Backward: dn1 = dy1 cos + dy2 sin,  dn2 = dy2 cos - dy1 sin;  then dx and dw of the norm.
+// The same roundings as runtime/ops/rotary and rms_norm: angles, cosine and sine are FP32, the
+// table is rounded to T, so are xh, n, each product, each sum, and dn before it meets the norm. dx
+// is rounded to T. T is BF16 or FP32. Shapes: T tokens, N heads, d head size (even; at most 512
+// with BF16, 256 with FP32); a token's heads are contiguous, tokens are `..._token_stride` elements
+// apart, so that q and k may be slices of one projection's output and dq and dk of one gradient.
+
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace oom {
+
+// The cosines and sines of a batch, [T, d/2] each: made once, read by all layers.
+template <class T>
+struct RotaryTableArguments {
+  int64_t tokens = 0;
+  int64_t head_size = 0;
+  double theta = 0.0;
+  T* cosine = nullptr;
+  T* sine = nullptr;
+};
+
+void FillRotaryTable(const RotaryTableArguments<__nv_bfloat16>& arguments,
+                     const int32_t* positions_T, cudaStream_t stream);
+void FillRotaryTable(const RotaryTableArguments<__nv_bfloat16>& arguments,
+                     const int64_t* positions_T, cudaStream_t stream);
+void FillRotaryTable(const RotaryTableArguments<float>& arguments, const int32_t* positions_T,
+                     cudaStream_t stream);
+void FillRotaryTable(const RotaryTableArguments<float>& arguments, const int64_t* positions_T,
+                     cudaStream_t stream);
+
+struct RotaryShape {
+  int64_t tokens = 0;
+  int64_t heads = 0;
+  int64_t head_size = 0;
+};
+
+template <class T>
+struct NormRotaryForwardArguments {
+  const T* x_TNd = nullptr;
+  int64_t x_token_stride = 0;
+  const T* norm_d = nullptr;  // Null: no norm.
+  float epsilon = 0.0f;
+  const T* cosine = nullptr;
+  const T* sine = nullptr;
+  T* y_TNd = nullptr;  // May be x if the strides agree.
+  int64_t y_token_stride = 0;
+};
+
+void NormRotaryForward(const RotaryShape& shape,
+                       const NormRotaryForwardArguments<__nv_bfloat16>& arguments,
+                       cudaStream_t stream);
+void NormRotaryForward(const RotaryShape& shape, const NormRotaryForwardArguments<float>& arguments,
+                       cudaStream_t stream);
+
+template <class T>
+struct NormRotaryBackwardArguments {
+  const T* dy_TNd = nullptr;
+  int64_t dy_token_stride = 0;
+  const T* x_TNd = nullptr;  // As given to forward; not read without a norm.
+  int64_t x_token_stride = 0;
+  const T* norm_d = nullptr;  // Null: no norm.
+  float epsilon = 0.0f;
+  const T* cosine = nullptr;
+  const T* sine = nullptr;
+  T* dx_TNd = nullptr;  // May be dy if the strides agree.
+  int64_t dx_token_stride = 0;
+  float* dnorm_d = nullptr;  // Accumulates; null: not wanted.
+  float* scratch = nullptr;  // NormRotaryBackwardScratchBytes; null if dnorm is.
+};
+
+int64_t NormRotaryBackwardScratchBytes(const RotaryShape& shape);
+
+void NormRotaryBackward(const RotaryShape& shape,
+                        const NormRotaryBackwardArguments<__nv_bfloat16>& arguments,
+                        cudaStream_t stream);
+void NormRotaryBackward(const RotaryShape& shape,
+                        const NormRotaryBackwardArguments<float>& arguments, cudaStream_t stream);
+
+}  // namespace oom

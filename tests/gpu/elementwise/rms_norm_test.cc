@@ -1,0 +1,201 @@
+// Goal: the kernels are runtime/ops/rms_norm and its uses in runtime/ops/attention and mixture.
+// Method: the composite operators on the same CUDA tensors, in the activations' type and in FP64;
+// widths of every way to hold a row, aligned and not.
+
+#include "runtime/kernels/rms_norm.h"
+
+#include "runtime/ops/precision.h"
+#include "runtime/ops/rms_norm.h"
+#include "tests/gpu/elementwise/elementwise_testing.h"
+
+namespace oom::testing {
+namespace {
+
+constexpr float kEpsilon = 1e-6f;
+
+struct Rows {
+  int64_t rows;
+  int64_t width;
+};
+const std::vector<Rows> kRows = {{0, 128},    {1, 128},     {7, 20},    {5, 33},   {2, 5},
+                                 {300, 128},  {20000, 128}, {77, 256},  {9, 1000}, {19, 2048},
+                                 {900, 2048}, {257, 4096},  {33, 2880}, {5, 8192}, {3, 16384}};
+
+// Rows of very different size, so that epsilon matters in some.
+template <class T>
+at::Tensor Input(const Rows& shape, uint64_t seed) {
+  return Random({shape.rows, shape.width}, seed)
+      .mul_(Random({shape.rows, 1}, seed + 100).mul_(3).exp_())
+      .to(ScalarTypeOf<T>());
+}
+template <class T>
+at::Tensor Weight(int64_t width) {
+  return Random({width}, 7).mul_(0.2).add_(1).to(ScalarTypeOf<T>());
+}
+template <class T>
+class RmsNormKernelTest : public ElementwiseTest<T> {};
+TYPED_TEST_SUITE(RmsNormKernelTest, ActivationTypes);
+
+TYPED_TEST(RmsNormKernelTest, ForwardIsTheComposite) {
+  using T = TypeParam;
+  for (const Rows& shape : kRows) {
+    const at::Tensor x = Input<T>(shape, 1), weight = Weight<T>(shape.width);
+    const at::Tensor y = Unwritten(x.sizes(), x.scalar_type());
+    RmsNormForward({.rows = shape.rows, .width = shape.width},
+                   RmsNormForwardArguments<T>{.x_RH = Data<T>(x),
+                                              .weight_H = Data<T>(weight),
+                                              .epsilon = kEpsilon,
+                                              .y_RH = Data<T>(y)},
+                   nullptr);
+    ExpectAsExactAs(RmsNormForward(x, weight, kEpsilon), y,
+                    RmsNormForward(x.to(at::kDouble), weight.to(at::kDouble), kEpsilon),
+                    "y of width " + std::to_string(shape.width));
+  }
+}
+
+TYPED_TEST(RmsNormKernelTest, ForwardOfRowsThatAreNotAlignedIsTheSame) {
+  using T = TypeParam;
+  const Rows shape{11, 128};
+  const at::Tensor aligned = Input<T>(shape, 1), weight = Weight<T>(shape.width);
+  const at::Tensor x =
+      at::cat({aligned.flatten().narrow(0, 0, 1), aligned.flatten()}).narrow(0, 1, aligned.numel());
+  const at::Tensor y = Unwritten({shape.rows * shape.width + 1}, x.scalar_type());
+  RmsNormForward({.rows = shape.rows, .width = shape.width},
+                 RmsNormForwardArguments<T>{.x_RH = Data<T>(x),
+                                            .weight_H = Data<T>(weight),
+                                            .epsilon = kEpsilon,
+                                            .y_RH = Data<T>(y) + 1},
+                 nullptr);
+  ExpectAsExactAs(RmsNormForward(aligned, weight, kEpsilon),
+                  y.narrow(0, 1, aligned.numel()).view_as(aligned),
+                  RmsNormForward(aligned.to(at::kDouble), weight.to(at::kDouble), kEpsilon), "y");
+  EXPECT_TRUE(y.isnan()[0].template item<bool>()) << "wrote before its rows";
+}
+
+TYPED_TEST(RmsNormKernelTest, SumWithAResidualIsRoundedOnceAndThenNormed) {
+  using T = TypeParam;
+  for (const Rows& shape : kRows) {
+    const at::Tensor x = Input<T>(shape, 2), residual = Input<T>(shape, 3);
+    const at::Tensor weight = Weight<T>(shape.width);
+    const at::Tensor sum = Unwritten(x.sizes(), x.scalar_type()), y = at::empty_like(sum);
+    RmsNormForward({.rows = shape.rows, .width = shape.width},
+                   RmsNormForwardArguments<T>{.x_RH = Data<T>(x),
+                                              .residual_RH = Data<T>(residual),
+                                              .weight_H = Data<T>(weight),
+                                              .epsilon = kEpsilon,
+                                              .sum_RH = Data<T>(sum),
+                                              .y_RH = Data<T>(y)},
+                   nullptr);
+    EXPECT_TRUE(BitEqual(sum, at::add(x, residual)));
+    const at::Tensor again = Unwritten(x.sizes(), x.scalar_type());
+    RmsNormForward({.rows = shape.rows, .width = shape.width},
+                   RmsNormForwardArguments<T>{.x_RH = Data<T>(sum),
+                                              .weight_H = Data<T>(weight),
+                                              .epsilon = kEpsilon,
+                                              .y_RH = Data<T>(again)},
+                   nullptr);
+    EXPECT_TRUE(BitEqual(y, again)) << shape.width;
+
+    // In place of its inputs.
+    const at::Tensor x_copy = x.clone(), residual_copy = residual.clone();
+    RmsNormForward({.rows = shape.rows, .width = shape.width},
+                   RmsNormForwardArguments<T>{.x_RH = Data<T>(x_copy),
+                                              .residual_RH = Data<T>(residual_copy),
+                                              .weight_H = Data<T>(weight),
+                                              .epsilon = kEpsilon,
+                                              .sum_RH = Data<T>(residual_copy),
+                                              .y_RH = Data<T>(x_copy)},
+                   nullptr);
+    EXPECT_TRUE(BitEqual(residual_copy, sum) && BitEqual(x_copy, y)) << shape.width;
+  }
+}
+
+template <class T, class Dy, class Dx>
+void ExpectBackwardIsTheComposite(const Rows& shape, bool with_residual) {
+  SCOPED_TRACE(::testing::Message() << shape.rows << " rows of " << shape.width << ", dy "
+                                    << sizeof(Dy) << " bytes, dx " << sizeof(Dx));
+  const at::Tensor x = Input<T>(shape, 4), weight = Weight<T>(shape.width);
+  const at::Tensor dy = Random({shape.rows, shape.width}, 5, ScalarTypeOf<Dy>());
+  const at::Tensor residual = Random({shape.rows, shape.width}, 6, ScalarTypeOf<T>());
+  const auto composite = [&](at::ScalarType type, at::ScalarType result, at::Tensor dweight) {
+    at::Tensor dx = RmsNormBackward(type == at::kDouble ? dy.to(type) : dy, x.to(type),
+                                    weight.to(type), kEpsilon, dweight);
+    if (with_residual) dx.add_(residual);
+    return dx.to(result);
+  };
+  at::Tensor composite_dweight = at::ones({shape.width}, x.options().dtype(at::kFloat));
+  at::Tensor exact_dweight = at::ones({shape.width}, x.options().dtype(at::kDouble));
+  const at::Tensor composite_dx =
+      composite(ScalarTypeOf<T>(), ScalarTypeOf<Dx>(), composite_dweight);
+  const at::Tensor exact_dx = composite(at::kDouble, at::kDouble, exact_dweight);
+
+  const RmsNormShape norm_shape{.rows = shape.rows, .width = shape.width};
+  const at::Tensor scratch = Unwritten({RmsNormBackwardScratchBytes(norm_shape) / 4}, at::kFloat);
+  const auto run = [&](const at::Tensor& dx, const at::Tensor& dweight) {
+    RmsNormBackward(norm_shape,
+                    RmsNormBackwardArguments<T, Dy, Dx>{
+                        .dy_RH = Data<Dy>(dy),
+                        .x_RH = Data<T>(x),
+                        .weight_H = Data<T>(weight),
+                        .epsilon = kEpsilon,
+                        .residual_gradient_RH = with_residual ? Data<T>(residual) : nullptr,
+                        .dx_RH = Data<Dx>(dx),
+                        .dweight_H = Data<float>(dweight),
+                        .scratch = dweight.defined() ? Data<float>(scratch) : nullptr},
+                    nullptr);
+  };
+  const at::Tensor dx = Unwritten(x.sizes(), ScalarTypeOf<Dx>());
+  const at::Tensor dweight = at::ones({shape.width}, x.options().dtype(at::kFloat));
+  run(dx, dweight);
+  ExpectAsExactAs(composite_dx, dx, exact_dx, "dx");
+  ExpectAsExactAs(composite_dweight, dweight, exact_dweight, "dweight");
+
+  const at::Tensor dx_again = Unwritten(x.sizes(), ScalarTypeOf<Dx>());
+  const at::Tensor dweight_again = at::ones_like(dweight);
+  run(dx_again, dweight_again);
+  EXPECT_TRUE(BitEqual(dx, dx_again) && BitEqual(dweight, dweight_again)) << "not repeatable";
+  const at::Tensor dx_alone = Unwritten(x.sizes(), ScalarTypeOf<Dx>());
+  run(dx_alone, at::Tensor());
+  EXPECT_TRUE(BitEqual(dx, dx_alone)) << "depends on whether dweight is wanted";
+}
+
+TEST(RmsNormBackwardKernelTest, BackwardIsTheCompositeInEveryCombinationOfTypes) {
+  using Narrow = __nv_bfloat16;
+  for (const Rows& shape : kRows) {
+    for (const bool with_residual : {false, true}) {
+      ExpectBackwardIsTheComposite<Narrow, Narrow, Narrow>(shape, with_residual);
+      ExpectBackwardIsTheComposite<Narrow, float, Narrow>(shape, with_residual);
+      ExpectBackwardIsTheComposite<Narrow, Narrow, float>(shape, with_residual);
+      ExpectBackwardIsTheComposite<Narrow, float, float>(shape, with_residual);
+      if (shape.width <= 8192) {
+        ExpectBackwardIsTheComposite<float, float, float>(shape, with_residual);
+      }
+    }
+  }
+}
+
+// Goal: offsets beyond 2^31 elements are right.
+// Method: a row's result does not depend on how many there are, so the last rows alone must agree.
+TEST(RmsNormLargeKernelTest, RowsBehindTwoToThe31ElementsAreRight) {
+  using T = __nv_bfloat16;
+  const Rows shape{(int64_t{1} << 20) + 300, 2048};
+  const at::Tensor few = Random({777, shape.width}, 1, at::kBFloat16);
+  const at::Tensor x = few.repeat({shape.rows / 777 + 1, 1}).narrow(0, 0, shape.rows);
+  const at::Tensor weight = Weight<T>(shape.width), y = at::empty_like(x);
+  RmsNormForward(
+      {.rows = shape.rows, .width = shape.width},
+      RmsNormForwardArguments<T>{
+          .x_RH = Data<T>(x), .weight_H = Data<T>(weight), .epsilon = kEpsilon, .y_RH = Data<T>(y)},
+      nullptr);
+  const at::Tensor tail = x.narrow(0, shape.rows - 400, 400), y_tail = at::empty_like(tail);
+  RmsNormForward({.rows = 400, .width = shape.width},
+                 RmsNormForwardArguments<T>{.x_RH = Data<T>(tail),
+                                            .weight_H = Data<T>(weight),
+                                            .epsilon = kEpsilon,
+                                            .y_RH = Data<T>(y_tail)},
+                 nullptr);
+  EXPECT_TRUE(BitEqual(y.narrow(0, shape.rows - 400, 400), y_tail));
+}
+
+}  // namespace
+}  // namespace oom::testing

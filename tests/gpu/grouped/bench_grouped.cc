@@ -1,0 +1,158 @@
+// Speed of GroupedWeightGradient beside at::_grouped_mm's weight gradient (rounded to bfloat16) and
+// one dense bfloat16 product of the same work. One line a kernel: median of the runs.
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "runtime/base/check.h"
+#include "runtime/kernels/grouped_weight_gradient.h"
+#include "runtime/ops/aten.h"
+
+namespace oom {
+namespace {
+
+constexpr int kRuns = 20;
+
+struct Candidate {
+  std::string name;
+  std::function<void()> launch;
+  double flops = 0.0;
+  std::vector<double> seconds = {};
+};
+
+// Times the candidates in turn, so that all meet the same temperatures and clocks.
+void Compare(const std::string& shape, int runs, std::vector<Candidate> candidates) {
+  cudaEvent_t start;
+  cudaEvent_t end;
+  OOM_CHECK(cudaEventCreate(&start) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess);
+  constexpr int kWarmUps = 2;
+  for (int i = 0; i < kWarmUps + runs; ++i) {
+    for (Candidate& candidate : candidates) {
+      OOM_CHECK(cudaEventRecord(start) == cudaSuccess);
+      candidate.launch();
+      OOM_CHECK(cudaEventRecord(end) == cudaSuccess);
+      OOM_CHECK(cudaEventSynchronize(end) == cudaSuccess);
+      float milliseconds = 0.0f;
+      OOM_CHECK(cudaEventElapsedTime(&milliseconds, start, end) == cudaSuccess);
+      if (i >= kWarmUps) candidate.seconds.push_back(milliseconds * 1e-3);
+    }
+  }
+  OOM_CHECK(cudaEventDestroy(start) == cudaSuccess && cudaEventDestroy(end) == cudaSuccess);
+  std::printf("%s\n", shape.c_str());
+  double dense_rate = 0.0;  // The first candidate's.
+  for (Candidate& candidate : candidates) {
+    std::vector<double>& seconds = candidate.seconds;
+    std::nth_element(seconds.begin(), seconds.begin() + runs / 2, seconds.end());
+    const double median = seconds[runs / 2];
+    const double rate = candidate.flops / median;
+    if (dense_rate == 0.0) dense_rate = rate;
+    std::printf("  %-26s %9.1f us %7.1f TFLOP/s %5.1f%% of dense\n", candidate.name.c_str(),
+                median * 1e6, rate * 1e-12, 100.0 * rate / dense_rate);
+  }
+  std::fflush(stdout);
+}
+
+struct Shape {
+  std::vector<int> rows_by_expert;
+  int64_t x_width;
+  int64_t y_width;
+  std::string name;
+};
+
+Shape Even(int experts, int rows, int64_t x_width, int64_t y_width) {
+  return {std::vector<int>(experts, rows), x_width, y_width,
+          std::to_string(experts) + " x " + std::to_string(rows) + " rows, " +
+              std::to_string(x_width) + " x " + std::to_string(y_width)};
+}
+
+// Loads as a router makes them: log-normal, the largest some six times the mean.
+Shape Uneven(int experts, int rows, int64_t x_width, int64_t y_width) {
+  at::manual_seed(7);
+  const at::Tensor share = at::softmax(at::randn({experts}, at::kDouble).mul_(0.7), 0);
+  Shape shape = Even(experts, rows, x_width, y_width);
+  for (int e = 0; e < experts; ++e) {
+    shape.rows_by_expert[e] =
+        static_cast<int>(share[e].item<double>() * experts * static_cast<double>(rows));
+  }
+  shape.name = "uneven " + shape.name;
+  return shape;
+}
+
+void Bench(const Shape& shape, bool portable) {
+  const int64_t experts = static_cast<int64_t>(shape.rows_by_expert.size());
+  std::vector<int> row_end(shape.rows_by_expert.size());
+  std::partial_sum(shape.rows_by_expert.begin(), shape.rows_by_expert.end(), row_end.begin());
+  const int64_t rows = row_end.back();
+  const auto options = at::device(at::kCUDA);
+  const at::Tensor x_RM = at::randn({rows, shape.x_width}, options.dtype(at::kBFloat16));
+  const at::Tensor y_RN = at::randn({rows, shape.y_width}, options.dtype(at::kBFloat16));
+  const at::Tensor row_end_E = at::tensor(row_end, at::kInt).to(at::kCUDA);
+  const at::Tensor d_EMN =
+      at::zeros({experts, shape.x_width, shape.y_width}, options.dtype(at::kFloat));
+  const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(shape.x_width) *
+                       static_cast<double>(shape.y_width);
+  const int runs = flops > 5e12 ? 10 : kRuns;
+  const auto call = [&](bool accumulate, bool hopper) {
+    GroupedWeightGradient({.rows = rows,
+                           .expert_count = experts,
+                           .x_width = shape.x_width,
+                           .y_width = shape.y_width,
+                           .d_row_stride = shape.y_width,
+                           .d_expert_stride = shape.x_width * shape.y_width},
+                          {.accumulate = accumulate, .hopper = hopper},
+                          static_cast<const __nv_bfloat16*>(x_RM.const_data_ptr()),
+                          static_cast<const __nv_bfloat16*>(y_RN.const_data_ptr()),
+                          row_end_E.const_data_ptr<int>(), d_EMN.mutable_data_ptr<float>(),
+                          nullptr);
+  };
+  // A dense product of about the same work.
+  const int64_t side = static_cast<int64_t>(std::cbrt(flops / 2.0)) / 256 * 256;
+  const double side_flops = 2.0 * std::pow(static_cast<double>(side), 3);
+  const at::Tensor a = at::randn({side, side}, options.dtype(at::kBFloat16));
+  const at::Tensor b = at::randn({side, side}, options.dtype(at::kBFloat16));
+  std::vector<Candidate> candidates;
+  candidates.push_back({"at::mm, bf16, dense", [=] { at::mm(a, b); }, side_flops});
+  if (HasHopperTensorCores()) {
+    candidates.push_back({"hopper =", [=] { call(false, true); }, flops});
+    candidates.push_back({"hopper +=", [=] { call(true, true); }, flops});
+  }
+  if (portable) {
+    candidates.push_back({"portable =", [=] { call(false, false); }, flops});
+    candidates.push_back({"portable +=", [=] { call(true, false); }, flops});
+  }
+  candidates.push_back(
+      {"at::_grouped_mm, bf16 out", [=] { at::_grouped_mm(x_RM.t(), y_RN, row_end_E); }, flops});
+  Compare(shape.name, runs, std::move(candidates));
+}
+
+void Main() {
+  Bench(Even(128, 2048, 1536, 2048), true);
+  Bench(Even(128, 2048, 2048, 1536), false);
+  Bench(Even(128, 2048, 2048, 768), true);
+  Bench(Even(128, 2048, 768, 2048), false);
+  Bench(Even(128, 1024, 1536, 2048), false);
+  Bench(Uneven(128, 2048, 1536, 2048), true);
+  Bench(Even(8, 8192, 28672, 4096), true);
+  Bench(Even(8, 8192, 4096, 28672), false);
+  Bench(Even(8, 8192, 4096, 14336), false);
+}
+
+}  // namespace
+}  // namespace oom
+
+int main() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::puts("No GPU: skipped.");
+    return 77;
+  }
+  oom::Main();
+  return 0;
+}
