@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""The benchmark without a GPU, OOM or torch: data, memory of a process tree, limits, failures, results on disk.
+
+    python3 bench/offload_vs_fsdp2/bench_test.py
+"""
+
+import json
+import pathlib
+import sys
+import tempfile
+import textwrap
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import numpy as np  # noqa: E402
+
+import geometry  # noqa: E402
+import processes  # noqa: E402
+import report  # noqa: E402
+import run  # noqa: E402
+
+# A program that acts out its options: what each batch does is in the model's name's place.
+PEER = """
+    import json, os, subprocess, sys, time
+    batches = [int(b) for b in sys.argv[sys.argv.index("--batches") + 1].split(",")]
+    resident = "--resident" in sys.argv
+    say = lambda event, **more: print(json.dumps({"event": event} | more), flush=True)
+    if resident and batches[0] == 64:
+        sys.exit("cannot start")
+    say("ready")
+    child = subprocess.Popen([sys.executable, "-c", "import time; x = bytes(range(256)) * (1 << 19); time.sleep(60)"])
+    for batch in batches:
+        if resident and batch == 2:
+            os.abort()
+        if resident and batch == 4:
+            time.sleep(60)
+        if resident and batch == 8:
+            say("failed", batch=batch, error="GPU out of memory")
+            continue
+        say("measuring")
+        sys.stdin.readline()
+        time.sleep(0.5)
+        say("measured")
+        sys.stdin.readline()
+        say("result", batch=batch, step_seconds=0.5 if resident else 1.0, steps=3, loss=2.0, micro_batch=batch)
+    child.kill()
+"""
+
+
+class FolderTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="oom-bench-test-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.peer = self.folder / "peer.py"
+        self.peer.write_text(textwrap.dedent(PEER))
+
+
+class GeometryTest(FolderTest):
+    def test_parameters_are_the_published_number(self):
+        self.assertAlmostEqual(geometry.parameter_count(geometry.config_of("qwen3-30b-a3b", 48)) / 1e9, 30.53, 2)
+        self.assertAlmostEqual(geometry.parameter_count(geometry.config_of("mixtral-8x7b", 32)) / 1e9, 46.70, 2)
+
+    def test_every_document_is_one_sequence(self):
+        geometry.write_random_dataset(self.folder, sequences=5, length=16, vocabulary=100)
+        tokens, documents = np.load(self.folder / "tokens.npy"), np.load(self.folder / "documents.npy")
+        self.assertEqual((tokens.dtype, documents.dtype, len(tokens)), (np.uint32, np.int64, 81))
+        self.assertEqual(documents.tolist(), [0, 16, 32, 48, 64, 80, 81])
+        self.assertEqual(json.loads((self.folder / "dataset.json").read_text())["documents"], 6)
+
+    def test_sequences_begin_again_at_the_end(self):
+        geometry.write_random_dataset(self.folder, sequences=5, length=16, vocabulary=100)
+        data = geometry.Sequences(self.folder, 16)
+        self.assertTrue((data.read(4, 3) == data.read(9, 3)).all())
+        self.assertTrue((data.read(3, 2)[1] == np.load(self.folder / "tokens.npy")[64:80]).all())
+
+
+class ProgramTest(FolderTest):
+    def start(self, *arguments):
+        return processes.Program([sys.executable, self.peer, *arguments], self.folder / "log", processes.Gpus(0))
+
+    def test_memory_is_that_of_the_whole_tree(self):
+        with self.start("--batches", "1") as program:
+            results = [event for event in program.events(lambda: 30) if event["event"] == "result"]
+        self.assertGreater(results[0]["peaks"]["host_bytes"], 128 << 20)  # The child holds them.
+        self.assertLess(results[0]["peaks"]["host_bytes"], 256 << 20)
+
+    def test_nothing_is_left_after_a_limit(self):
+        with self.assertRaisesRegex(processes.Failed, "not done within 1 s"), self.start(
+                "--batches", "4", "--resident") as program:
+            list(program.events(lambda: 1))
+        self.assertEqual(processes.marked_processes(program.mark), [])
+
+
+class RunTest(FolderTest):
+    def test_what_fails_is_recorded_and_the_rest_goes_on(self):
+        for grouped in ([], ["--grouped"]):
+            options = run.parse(["--tiny", "--peer", str(self.peer), "--systems", "fsdp2,gpu", "--batches", "1,2,4,8,16",
+                                 "--length", "32", "--limit", "2", "--output", str(self.folder / "results"), *grouped])
+            options.start = 0
+            work = self.folder / "work"
+            run.Run(options, work).run()
+            written = json.loads((self.folder / "results/tiny-4-layers.json").read_text())
+            rows = {(row["system"], row["batch"]): row for row in written["measurements"]}
+            self.assertEqual(len(rows), 10)
+            self.assertEqual(rows["gpu", 16]["tokens_per_second"], 16 * 32 / 0.5)
+            for batch, error in ((2, "ended with -6"), (4, "not done within 2 s"), (8, "GPU out of memory")):
+                self.assertIn(error, rows["gpu", batch]["error"])
+            self.assertEqual(written["ratios"]["gpu"]["speed_over_fsdp2"], {"1": 2.0, "16": 2.0, "geometric_mean": 2.0})
+            text = (self.folder / "results/tiny-4-layers.md").read_text()
+            self.assertIn("| 16 | FSDP2, everything on the GPU | 0.500 |", text)
+            self.assertIn("failed: GPU out of memory", text)
+
+    def test_a_system_that_cannot_start_is_not_tried_for_every_batch(self):
+        options = run.parse(["--tiny", "--peer", str(self.peer), "--systems", "gpu", "--batches", "64,1", "--grouped",
+                             "--length", "32", "--output", str(self.folder / "results")])
+        options.start = 0
+        bench = run.Run(options, self.folder / "work")
+        bench.run()
+        self.assertEqual([row["error"] for row in bench.results["measurements"]], ["ended with 1\ncannot start"] * 2)
+
+
+class ReportTest(unittest.TestCase):
+    def test_ratios_are_of_batches_that_both_have(self):
+        row = lambda system, batch, seconds, host: {  # noqa: E731
+            "system": system, "batch": batch, "step_seconds": seconds, "peaks": {"host_bytes": host}}
+        found = report.ratios([row("fsdp2", 4, 3.0, 100), row("fsdp2", 8, 4.0, 100), row("gpu", 8, 1.0, 10),
+                               row("oom-all", 4, 1.0, 50), row("oom-all", 8, 0.5, 80), row("oom-all", 16, 2.0, 80)])["oom-all"]
+        self.assertEqual(found["speed_over_fsdp2"]["4"], 3.0)
+        self.assertAlmostEqual(found["speed_over_fsdp2"]["geometric_mean"], 24**0.5)
+        self.assertEqual(found["step_over_gpu"], {"8": 0.5, "geometric_mean": 0.5})
+        self.assertEqual(found["host_over_fsdp2"]["8"], 0.8)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,85 @@
+"""What is trained: model shapes as published, and packed datasets of whole-sequence documents."""
+
+import json
+import pathlib
+
+import numpy as np
+
+_QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151936, "hidden_size": 2048,
+    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [], "max_position_embeddings": 40960, "rope_theta": 1000000.0,
+    "use_sliding_window": False, "sliding_window": None, "rms_norm_eps": 1e-6}
+_MIXTRAL_8X7B = {
+    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "vocab_size": 32000, "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "head_dim": 128, "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 32768,
+    "rope_theta": 1000000.0, "sliding_window": None, "rms_norm_eps": 1e-5}
+_TINY = dict(_QWEN3_30B_A3B, vocab_size=512, hidden_size=64, intermediate_size=128, moe_intermediate_size=32,
+             num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32, num_experts=8,
+             num_experts_per_tok=2, max_position_embeddings=4096)
+_SHARED = {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "initializer_range": 0.02,
+           "tie_word_embeddings": False, "use_cache": False, "dtype": "float32"}
+
+GEOMETRIES = {"qwen3-30b-a3b": _QWEN3_30B_A3B, "mixtral-8x7b": _MIXTRAL_8X7B, "tiny": _TINY}
+DEFAULT_LAYERS = {"qwen3-30b-a3b": 8, "mixtral-8x7b": 2, "tiny": 4}
+
+
+def config_of(geometry, layers=None):
+    return GEOMETRIES[geometry] | _SHARED | {"num_hidden_layers": layers or DEFAULT_LAYERS[geometry]}
+
+
+def write_config(folder, config):
+    """A Hugging Face folder without weights."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    return folder
+
+
+def parameter_count(config):
+    hidden, head = config["hidden_size"], config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    qwen = config["model_type"] == "qwen3_moe"
+    experts = config["num_experts"] if qwen else config["num_local_experts"]
+    width = config["moe_intermediate_size"] if qwen else config["intermediate_size"]
+    attention = hidden * head * (2 * heads + 2 * kv_heads) + (2 * head if qwen else 0)
+    layer = attention + 2 * hidden + experts * hidden + experts * 3 * width * hidden
+    return config["num_hidden_layers"] * layer + 2 * config["vocab_size"] * hidden + hidden
+
+
+def document_offsets(token_count, length):
+    """Every document is one sequence; the last token, which is a target alone, is a document of its own."""
+    return np.unique(np.append(np.arange(0, token_count, length), token_count)).astype(np.int64)
+
+
+def write_dataset(folder, tokens, length, vocabulary):
+    """`tokens`: uint32, one more than whole sequences of `length`."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    documents = document_offsets(len(tokens), length)
+    np.save(folder / "tokens.npy", np.ascontiguousarray(tokens, np.uint32))
+    np.save(folder / "documents.npy", documents)
+    (folder / "dataset.json").write_text(json.dumps(
+        {"vocabulary_size": vocabulary, "tokens": len(tokens), "documents": len(documents) - 1}) + "\n")
+    return folder
+
+
+def write_random_dataset(folder, sequences, length, vocabulary, seed=1):
+    tokens = np.random.default_rng(seed).integers(0, vocabulary, sequences * length + 1, np.uint32)
+    return write_dataset(folder, tokens, length, vocabulary)
+
+
+class Sequences:
+    """The sequences of such a dataset in order, and again from the start."""
+
+    def __init__(self, folder, length):
+        self.tokens = np.load(pathlib.Path(folder) / "tokens.npy", mmap_mode="r")
+        self.length = length
+        self.count = (len(self.tokens) - 1) // length
+
+    def read(self, first, count):
+        """[count, length] of int64: sequences `first`, `first` + 1, ..."""
+        rows = [(first + i) % self.count * self.length for i in range(count)]
+        return np.stack([np.asarray(self.tokens[row:row + self.length], np.int64) for row in rows])
