@@ -17,6 +17,9 @@ constexpr int64_t kSmallestChunkBytes = 1_MiB;
 constexpr int64_t kBacklogBytes = 1_GiB;
 constexpr int64_t kStagingBytes = 256_MiB;
 constexpr int64_t kHeadChunkTokens = 1024;
+// On a GPU: products at full speed, and temporaries of some GiB at most.
+constexpr int64_t kGpuHeadChunkTokens = 8192;
+constexpr int64_t kGpuMixtureChunkTokens = 32768;
 
 int64_t DeviceBytes(const v1::JobSpec& spec, const ModelDescription& model, const v1::Plan& plan,
                     int numa_node_count) {
@@ -24,7 +27,7 @@ int64_t DeviceBytes(const v1::JobSpec& spec, const ModelDescription& model, cons
   const SharedLayout layout = SharedLayout::Build(model, plan, batch);
   const StepGraph graph = BuildTrainingGraph(
       {.model = &model, .plan = &plan, .layout = &layout, .batch = batch});
-  return AccountMemory(model, plan, layout, graph, batch, numa_node_count, true).device_bytes;
+  return AccountMemory(model, plan, layout, graph, batch, numa_node_count).device_bytes;
 }
 
 // Streamed units alternate over the NUMA nodes by what they hold already, so that every node's threads and
@@ -41,6 +44,13 @@ void BalanceNodes(const std::vector<ParameterUnit>& units, int numa_node_count, 
 
 }  // namespace
 
+int64_t DeviceBudgetBytes(const v1::JobSpec& spec, const NodeLimits& limits) {
+  const bool cuda = spec.devices().kind() == v1::DEVICE_KIND_CUDA;
+  const int64_t wanted = spec.budgets().gpu_memory_bytes();
+  if (!cuda || limits.gpu_memory_bytes == 0) return wanted;
+  return wanted == 0 ? limits.gpu_memory_bytes : std::min(wanted, limits.gpu_memory_bytes);
+}
+
 v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
                          const NodeLimits& limits) {
   const int ranks = spec.devices().count();
@@ -51,6 +61,7 @@ v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
   plan.set_path(v1::EXECUTION_PATH_LOCAL);
   plan.set_rank_count(ranks);
   plan.set_precision(spec.precision());
+  plan.set_cuda_devices(spec.devices().kind() == v1::DEVICE_KIND_CUDA);
   int64_t largest_unit_elements = 0;
   for (const ParameterUnit& unit : units) {
     v1::UnitPlan* unit_plan = plan.add_units();
@@ -66,7 +77,11 @@ v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
     layer_plan->set_attention_result(v1::ATTENTION_RESULT_HOME_REPLAYED);
   }
   plan.mutable_partitions()->set_attention_head_group_count(1);
-  plan.mutable_partitions()->set_head_chunk_tokens(kHeadChunkTokens);
+  plan.mutable_partitions()->set_head_chunk_tokens(
+      plan.cuda_devices() ? kGpuHeadChunkTokens : kHeadChunkTokens);
+  if (plan.cuda_devices()) {
+    plan.mutable_partitions()->set_mixture_chunk_tokens(kGpuMixtureChunkTokens);
+  }
   // A small model is cut too, so that delivery, gradients and updates overlap within a unit.
   const int64_t weight_bytes = spec.precision() == v1::PRECISION_FLOAT32 ? 4 : 2;
   plan.set_chunk_bytes(std::clamp(largest_unit_elements * weight_bytes / 4, kSmallestChunkBytes,
@@ -81,17 +96,22 @@ v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
   plan.set_accumulation(spec.accumulation());
   plan.set_micro_batch_tokens(spec.global_batch() / ranks / spec.accumulation() *
                               spec.sequence_length());
+  // On GPUs the cores are the optimizer's, but for one a worker and one for the job host.
+  const int optimizer_threads =
+      plan.cuda_devices() ? limits.cpu_count - ranks - 1 : limits.cpu_count / 2;
   for (int node = 0; node < nodes; ++node) {
-    plan.add_optimizer_threads(std::max(1, limits.cpu_count / nodes / 2));
+    plan.add_optimizer_threads(std::max(1, optimizer_threads / nodes));
   }
-  plan.set_worker_threads(std::max(1, limits.cpu_count / ranks));
+  plan.set_worker_threads(plan.cuda_devices() ? 1 : std::max(1, limits.cpu_count / ranks));
   for (int rank = 0; rank < ranks; ++rank) plan.add_rank_numa_node(rank % nodes);
-  plan.set_deterministic(true);
+  // The fastest attention of GPUs does not repeat its last bits.
+  plan.set_deterministic(!plan.cuda_devices());
   const int64_t state_bytes = 12 * ParameterCount(units);
   plan.set_snapshot_staging_bytes(std::clamp(state_bytes / 8, 4_MiB, kStagingBytes));
 
-  const int64_t budget = spec.budgets().gpu_memory_bytes();
-  if (budget == 0) return plan;
+  const int64_t budget = DeviceBudgetBytes(spec, limits);
+  // With several GPUs residency needs their collectives.
+  if (budget == 0 || (plan.cuda_devices() && ranks > 1)) return plan;
   const auto fits = [&] { return DeviceBytes(spec, model, plan, nodes) <= budget; };
   for (const ParameterUnit& unit : units) {
     v1::UnitPlan* unit_plan = plan.mutable_units(static_cast<int>(unit.index));

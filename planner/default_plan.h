@@ -13,6 +13,9 @@
 
 namespace oom {
 
+// Device memory that a job may take on each device: its budget, and no more than the GPUs have. 0: not limited.
+int64_t DeviceBudgetBytes(const v1::JobSpec& spec, const NodeLimits& limits);
+
 // REQUIRES: `spec` was normalised. The result fits the device budget if any plan of this form does; whether
 // it does is the caller's check.
 v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,

@@ -4,6 +4,8 @@
 #include <map>
 #include <string>
 
+#include "runtime/memory/gpu_scratch.h"
+
 namespace oom {
 namespace {
 
@@ -12,6 +14,9 @@ namespace {
 constexpr int64_t kJobHostBytes = int64_t{40} << 20;
 constexpr int64_t kWorkerBytes = int64_t{120} << 20;
 constexpr int64_t kSharedLibraryBytes = int64_t{200} << 20;
+// Of a GPU worker: what the driver and its libraries hold in the host's memory, and the context in the device's.
+constexpr int64_t kGpuWorkerBytes = int64_t{900} << 20;
+constexpr int64_t kGpuContextBytes = int64_t{640} << 20;
 
 std::string PoolItem(const std::string& name) {
   const std::string kind = name.substr(0, name.find('.'));
@@ -93,7 +98,7 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
 
 MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,
                             const SharedLayout& layout, const StepGraph& graph,
-                            const BatchShape& batch, int numa_node_count, bool cpu_devices) {
+                            const BatchShape& batch, int numa_node_count) {
   MemoryAccount account;
   Items items;
   account.host_bytes_by_node.assign(static_cast<size_t>(std::max(1, numa_node_count)), 0);
@@ -107,7 +112,7 @@ MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,
   const auto on_device = [&](int rank, const std::string& item, int64_t bytes) {
     items.Add("device " + std::to_string(rank), item, bytes);
     device[static_cast<size_t>(rank)] += bytes;
-    if (!cpu_devices) return;
+    if (plan.cuda_devices()) return;
     const int node = rank < plan.rank_numa_node_size() ? plan.rank_numa_node(rank) : 0;
     account.host_bytes += bytes;
     account.host_bytes_by_node[static_cast<size_t>(node)] += bytes;
@@ -133,9 +138,13 @@ MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,
   for (int rank = 0; rank < ranks; ++rank) {
     for (const auto& [item, bytes] : buffers) on_device(rank, item, bytes);
     on_device(rank, "operators and kept activations", operators);
+    if (!plan.cuda_devices()) continue;
+    on_device(rank, "data plane", GpuScratchOf(layout, rank).sum());
+    on_device(rank, "context and libraries", kGpuContextBytes);
   }
   host(0, "snapshot staging", plan.snapshot_staging_bytes());
-  host(0, "processes", kJobHostBytes + kSharedLibraryBytes + ranks * kWorkerBytes);
+  host(0, "processes", kJobHostBytes + kSharedLibraryBytes +
+                           ranks * (plan.cuda_devices() ? kGpuWorkerBytes : kWorkerBytes));
   account.device_bytes = *std::max_element(device.begin(), device.end());
   account.checkpoint_bytes = 12 * ParameterCount(layout.units());
 

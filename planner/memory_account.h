@@ -24,10 +24,10 @@ struct MemoryAccount {
   int64_t deferred_extra_bytes = 0;        // Kept gradients beyond a backlog, whole node.
 };
 
-// `cpu_devices`: device space is host memory and is counted there too.
+// The space of cpu devices is host memory and is counted there too.
 MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,
                             const SharedLayout& layout, const StepGraph& graph,
-                            const BatchShape& batch, int numa_node_count, bool cpu_devices);
+                            const BatchShape& batch, int numa_node_count);
 
 // Peak bytes of what operators allocate on one device beside plan-named buffers: boundaries on the device,
 // retained layers, and the largest single layer's or head's saved and temporary tensors.

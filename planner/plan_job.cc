@@ -57,6 +57,9 @@ Status CheckPlanAgainstJob(const v1::JobSpec& spec, const v1::Plan& plan) {
                                      " devices, the job has " +
                                      std::to_string(spec.devices().count()));
   }
+  if (plan.cuda_devices() != (spec.devices().kind() == v1::DEVICE_KIND_CUDA)) {
+    return differs("cuda_devices", "the plan is for devices of another kind than the job's");
+  }
   if (plan.precision() != spec.precision()) {
     return differs("precision", "the plan has another precision than the job");
   }
@@ -164,8 +167,9 @@ Status CheckHostMemory(const v1::JobSpec& spec, const NodeLimits& limits,
   return Status::Ok();
 }
 
-Status CheckDeviceMemory(const v1::JobSpec& spec, const MemoryAccount& account) {
-  const int64_t budget = spec.budgets().gpu_memory_bytes();
+Status CheckDeviceMemory(const v1::JobSpec& spec, const NodeLimits& limits,
+                         const MemoryAccount& account) {
+  const int64_t budget = DeviceBudgetBytes(spec, limits);
   if (budget == 0 || account.device_bytes <= budget) return Status::Ok();
   return Status(Code::kResourceExhausted, "budgets.gpu_memory: device memory needs " +
                                               FormatBytes(account.device_bytes) + ", " +
@@ -182,11 +186,6 @@ Result<PlannedJob> PlanJob(const v1::JobSpec& given, const NodeLimits& limits) {
   planned.spec = given;
   v1::JobSpec& spec = planned.spec;
   OOM_RETURN_IF_ERROR(NormalizeJobSpec(&spec));
-  if (spec.devices().kind() != v1::DEVICE_KIND_CPU) {
-    return Status(Code::kInvalidArgument, "devices.kind: this build trains on cpu devices only")
-        .WithReason("INVALID_INPUT")
-        .WithField("devices.kind");
-  }
   auto model = ReadHfConfig(ConfigPath(spec));
   const std::string model_field = spec.model().path().empty() ? "model.config" : "model.path";
   if (!model.ok()) return AtField(model.status(), model_field);
@@ -219,14 +218,15 @@ Result<PlannedJob> PlanJob(const v1::JobSpec& given, const NodeLimits& limits) {
   const StepGraph graph = BuildTrainingGraph(
       {.model = &*model, .plan = &planned.plan, .layout = &layout, .batch = batch});
   const MemoryAccount account =
-      AccountMemory(*model, planned.plan, layout, graph, batch, numa_nodes, true);
-  OOM_RETURN_IF_ERROR(CheckDeviceMemory(spec, account));
+      AccountMemory(*model, planned.plan, layout, graph, batch, numa_nodes);
+  OOM_RETURN_IF_ERROR(CheckDeviceMemory(spec, limits, account));
   OOM_RETURN_IF_ERROR(CheckHostMemory(spec, limits, account));
   const int64_t disk_bytes = account.checkpoint_bytes * (spec.checkpoint().keep() + 1);
   OOM_RETURN_IF_ERROR(CheckOutput(spec, disk_bytes));
   OOM_RETURN_IF_ERROR(CheckResumable(spec, *model, PrecisionOf(planned.plan)));
 
   for (const PoolSpec& pool : layout.pools()) {
+    if (pool.on_gpu) continue;
     internal::v1::Pool out;
     out.set_name(pool.name);
     out.set_numa_node(pool.numa_node);
@@ -237,7 +237,9 @@ Result<PlannedJob> PlanJob(const v1::JobSpec& given, const NodeLimits& limits) {
   for (const v1::MemoryEstimate& item : account.items) *estimate->add_memory() = item;
   for (const v1::ResourceEstimate& bound :
        BoundResources(*model, planned.plan, layout, graph, batch,
-                      CpuRates(limits.cpu_count, planned.plan.worker_threads()))) {
+                      planned.plan.cuda_devices()
+                          ? CudaRates(limits.cpu_count, layout.float32())
+                          : CpuRates(limits.cpu_count, planned.plan.worker_threads()))) {
     *estimate->add_resources() = bound;
     estimate->set_step_seconds_lower_bound(
         std::max(estimate->step_seconds_lower_bound(), bound.seconds()));

@@ -22,6 +22,7 @@ namespace oom {
 struct NodeLimits {
   std::vector<int64_t> pool_capacity_bytes;
   int cpu_count = 1;
+  int64_t gpu_memory_bytes = 0;  // Of the smallest GPU; 0: not known.
 };
 
 struct PlannedJob {

@@ -12,6 +12,9 @@ constexpr double kCoreFlopsPerSecond = 100e9;
 constexpr double kCoreCopyBytesPerSecond = 12e9;
 constexpr double kCoreMemoryBytesPerSecond = 16e9;
 constexpr double kNodeMemoryBytesPerSecond = 200e9;
+constexpr double kGpuFlopsPerSecond = 780e12;
+constexpr double kGpuFloat32FlopsPerSecond = 60e12;
+constexpr double kPcieBytesPerSecond = 55e9;
 
 using UnitBytes = std::map<int64_t, int64_t>;  // By unit.
 
@@ -22,6 +25,13 @@ MachineRates CpuRates(int cpu_count, int worker_threads) {
           .copy_bytes_per_second = kCoreCopyBytesPerSecond,
           .memory_bytes_per_second = std::min(
               kNodeMemoryBytesPerSecond, kCoreMemoryBytesPerSecond * std::max(1, cpu_count))};
+}
+
+MachineRates CudaRates(int cpu_count, bool float32) {
+  MachineRates rates = CpuRates(cpu_count, 1);
+  rates.compute_flops_per_second = float32 ? kGpuFloat32FlopsPerSecond : kGpuFlopsPerSecond;
+  rates.copy_bytes_per_second = kPcieBytesPerSecond;
+  return rates;
 }
 
 double StepFlops(const ModelDescription& model, const v1::Plan& plan, const BatchShape& batch) {

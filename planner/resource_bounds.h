@@ -25,6 +25,9 @@ struct MachineRates {
 // a bound has to hold.
 MachineRates CpuRates(int cpu_count, int worker_threads);
 
+// What a Hopper GPU on PCIe 5 can be expected to reach, likewise.
+MachineRates CudaRates(int cpu_count, bool float32);
+
 // FLOPs of one rank's forward and backward of a step, replay included (models reference, section 8).
 double StepFlops(const ModelDescription& model, const v1::Plan& plan, const BatchShape& batch);
 

@@ -6,7 +6,7 @@
 namespace oom {
 
 Batch MakeBatch(const Dataset& dataset, const std::vector<int64_t>& sequences) {
-  std::vector<int64_t> tokens;
+  std::vector<int32_t> tokens;
   std::vector<int64_t> targets;
   std::vector<int64_t> cu_seqlens;
   Batch batch;
@@ -20,7 +20,7 @@ Batch MakeBatch(const Dataset& dataset, const std::vector<int64_t>& sequences) {
   cu_seqlens.push_back(static_cast<int64_t>(tokens.size()));
   batch.valid_targets = static_cast<int64_t>(
       std::count_if(targets.begin(), targets.end(), [](int64_t target) { return target >= 0; }));
-  batch.tokens = at::tensor(tokens, at::kLong);
+  batch.tokens = at::tensor(tokens, at::kInt);
   batch.targets = at::tensor(targets, at::kLong);
   batch.packed = MakePackedBatch(std::move(cu_seqlens));
   return batch;

@@ -14,7 +14,7 @@
 namespace oom {
 
 struct Batch {
-  at::Tensor tokens;             // [T] int64
+  at::Tensor tokens;             // [T] int32
   at::Tensor targets;            // [T] int64, -1: ignored
   PackedBatch packed;
   int64_t valid_targets = 0;     // Of the global batch (training) or of these sequences (evaluation).

@@ -1,10 +1,6 @@
 #include "worker/buffer_arena.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "runtime/base/check.h"
 #include "runtime/base/units.h"
@@ -12,7 +8,7 @@
 namespace oom {
 
 Result<std::unique_ptr<BufferArena>> BufferArena::Create(
-    const std::vector<const StepGraph*>& graphs) {
+    const std::vector<const StepGraph*>& graphs, DeviceAllocator* allocator) {
   std::map<std::string, int64_t> sizes;
   for (const StepGraph* graph : graphs) {
     for (const Buffer& buffer : graph->buffers) {
@@ -27,20 +23,8 @@ Result<std::unique_ptr<BufferArena>> BufferArena::Create(
     arena->bytes_ += RoundUp(size, 4096);
   }
   if (arena->bytes_ == 0) return arena;
-  void* base = ::mmap(nullptr, static_cast<size_t>(arena->bytes_), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) {
-    return ErrnoStatus(errno, "cannot take " + FormatBytes(arena->bytes_) + " of device buffers");
-  }
-  arena->base_ = static_cast<std::byte*>(base);
-  // Advice only: small pages work too.
-  static_cast<void>(::madvise(base, static_cast<size_t>(arena->bytes_), MADV_HUGEPAGE));
-  std::memset(base, 0, static_cast<size_t>(arena->bytes_));
+  OOM_ASSIGN_OR_RETURN(arena->base_, allocator->Allocate(arena->bytes_));
   return arena;
-}
-
-BufferArena::~BufferArena() {
-  if (base_ != nullptr) ::munmap(base_, static_cast<size_t>(bytes_));
 }
 
 std::byte* BufferArena::At(const StepGraph& graph, int64_t buffer) const {

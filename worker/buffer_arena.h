@@ -1,6 +1,6 @@
-// BufferArena holds a worker's plan-named device buffers (parameter windows, gradient buffers, boundary
-// buffers), taken once before the first step: anonymous memory, touched at once, so that a step
-// allocates and faults nothing of it. Immutable after Create; thread-safe.
+// BufferArena says where a worker's plan-named device buffers lie (parameter windows, gradient buffers, boundary
+// buffers), in one piece of the device's memory that is taken before the first step. Immutable after Create;
+// thread-safe.
 
 #pragma once
 
@@ -13,16 +13,15 @@
 
 #include "runtime/base/status.h"
 #include "runtime/graph/step_graph.h"
+#include "worker/device_allocator.h"
 
 namespace oom {
 
 class BufferArena {
  public:
-  // Graphs of one job share buffers of the same name. Fails with kResourceExhausted (numbers in it).
-  static Result<std::unique_ptr<BufferArena>> Create(const std::vector<const StepGraph*>& graphs);
-  ~BufferArena();
-  BufferArena(const BufferArena&) = delete;
-  BufferArena& operator=(const BufferArena&) = delete;
+  // Graphs of one job share buffers of the same name. `allocator` must outlive the object. Its codes.
+  static Result<std::unique_ptr<BufferArena>> Create(const std::vector<const StepGraph*>& graphs,
+                                                     DeviceAllocator* allocator);
 
   // nullptr for a buffer without plan-named bytes. REQUIRES: `graph` was given to Create.
   std::byte* At(const StepGraph& graph, int64_t buffer) const;

@@ -3,17 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 
 #include "runtime/base/check.h"
 
 namespace oom {
 
-CpuDataPlane::CpuDataPlane(const Options& options)
-    : options_(options),
-      update_(options.layout, options.pools, options.accumulation, options.simd),
-      transfers_(static_cast<int64_t>(options.layout->units().size())) {}
+DataPlane::DataPlane(const Options& options)
+    : options_(options), transfers_(static_cast<int64_t>(options.layout->units().size())) {}
 
-Status CpuDataPlane::Await(const SharedWord& word, int64_t target) const {
+Status DataPlane::Await(const SharedWord& word, int64_t target) const {
   switch (word.WaitAtLeast(static_cast<uint64_t>(target), options_.page->aborted(),
                            options_.wait)) {
     case WaitResult::kReached: return Status::Ok();
@@ -23,85 +22,28 @@ Status CpuDataPlane::Await(const SharedWord& word, int64_t target) const {
   return Status(Code::kDeadlineExceeded, "a shared word did not come").WithReason("WORKER_HUNG");
 }
 
-Status CpuDataPlane::AwaitVersion(int64_t chunk, int64_t step) const {
+Status DataPlane::AwaitVersion(int64_t chunk, int64_t step) const {
   return Await(options_.page->version(chunk), step);
 }
 
-Status CpuDataPlane::LoadUnit(const Node& node, int64_t step, std::byte* window) {
+Status DataPlane::AwaitSlot(int64_t chunk, int64_t step) const {
+  const int64_t sequence = options_.layout->ring_sequence(chunk, step);
+  if (sequence < 0) return Status::Ok();
+  // The first round finds the slots empty.
+  const int64_t freed = std::max<int64_t>(0, sequence - options_.layout->ring_slot_count() + 1);
+  return Await(options_.page->backlog_freed(), freed);
+}
+
+// The gather waited for those chunks alone that hold rows of this batch.
+Status DataPlane::AwaitRowsRead(const Node& node, int64_t step) const {
   const SharedLayout& layout = *options_.layout;
   for (int64_t c = layout.first_chunk(node.unit); c < layout.first_chunk(node.unit + 1); ++c) {
     OOM_RETURN_IF_ERROR(AwaitVersion(c, step));
-    const Region from = layout.weights(c);
-    std::memcpy(window + layout.chunks()[c].first_element * layout.weight_bytes(),
-                options_.pools->At(from), static_cast<size_t>(from.bytes));
-    transfers_.Add(node.resource, node.unit, from.bytes);
   }
   return Status::Ok();
 }
 
-Result<std::byte*> CpuDataPlane::WeightsInPlace(int64_t unit, int64_t step) {
-  const SharedLayout& layout = *options_.layout;
-  OOM_CHECK(layout.resident(unit) && layout.rank_count() == 1);
-  const int64_t first = layout.first_chunk(unit);
-  for (int64_t c = first; c < layout.first_chunk(unit + 1); ++c) {
-    OOM_RETURN_IF_ERROR(AwaitVersion(c, step));
-  }
-  return options_.pools->At(layout.weights(first));
-}
-
-Status CpuDataPlane::CopyWeights(int64_t unit, int64_t step, int64_t first_element,
-                                 int64_t elements, std::byte* out) {
-  const SharedLayout& layout = *options_.layout;
-  const int64_t first_chunk = layout.first_chunk(unit);
-  const int64_t chunk_elements = layout.chunks()[first_chunk].elements;
-  while (elements > 0) {
-    const int64_t c = first_chunk + first_element / chunk_elements;
-    const Chunk& chunk = layout.chunks()[c];
-    OOM_RETURN_IF_ERROR(AwaitVersion(c, step));
-    const int64_t within = first_element - chunk.first_element;
-    const int64_t count = std::min(elements, chunk.elements - within);
-    std::memcpy(out, options_.pools->At(layout.weights(c)) + within * layout.weight_bytes(),
-                static_cast<size_t>(count * layout.weight_bytes()));
-    if (!layout.resident(unit)) {
-      transfers_.Add(Resource::kHostToDevice, unit, count * layout.weight_bytes());
-    }
-    out += count * layout.weight_bytes();
-    first_element += count;
-    elements -= count;
-  }
-  return Status::Ok();
-}
-
-Status CpuDataPlane::StoreGradient(const Node& node, int64_t step, const float* unit_gradient) {
-  const SharedLayout& layout = *options_.layout;
-  const Chunk& chunk = layout.chunks()[node.chunk];
-  const int64_t sequence = layout.ring_sequence(node.chunk, step);
-  if (sequence >= 0) {
-    // The slot's last occupant has to be gone; the first round finds the slots empty.
-    const int64_t freed = std::max<int64_t>(0, sequence - layout.ring_slot_count() + 1);
-    OOM_RETURN_IF_ERROR(Await(options_.page->backlog_freed(), freed));
-  }
-  const std::span<const float> partial(unit_gradient + chunk.first_element,
-                                       static_cast<size_t>(chunk.elements));
-  std::byte* to = options_.pools->At(layout.gradient(node.chunk, options_.rank, step));
-  if (layout.gradient_bytes() == 2) {
-    RoundToBfloat16(partial, reinterpret_cast<uint16_t*>(to));
-  } else if (node.micro_batch == 0) {
-    std::memcpy(to, partial.data(), partial.size_bytes());
-  } else {
-    AccumulateFloat32(partial, reinterpret_cast<float*>(to));
-  }
-  if (node.resource != Resource::kDeviceUpdate) {
-    transfers_.Add(node.resource, node.unit, chunk.elements * layout.gradient_bytes());
-  }
-  if (node.micro_batch + 1 == options_.accumulation) {
-    options_.page->landed(options_.rank, node.chunk).Publish(static_cast<uint64_t>(step + 1));
-    options_.page->bell().Ring();
-  }
-  return Status::Ok();
-}
-
-void CpuDataPlane::PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) {
+void DataPlane::PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) {
   const SharedLayout::RowGradient rows = options_.layout->embedding_rows(options_.rank);
   const auto count = static_cast<int64_t>(row_numbers.size());
   OOM_CHECK(count <= rows.max_rows);
@@ -111,71 +53,7 @@ void CpuDataPlane::PublishRowSet(int64_t step, std::span<const int32_t> row_numb
   std::memcpy(set + rows.kRowNumbersOffset, row_numbers.data(), row_numbers.size_bytes());
 }
 
-Status CpuDataPlane::StoreRows(const Node& node, int64_t step, std::span<const float> sums) {
-  const SharedLayout& layout = *options_.layout;
-  const SharedLayout::RowGradient rows = layout.embedding_rows(options_.rank);
-  // Every update of the step before has to have read the rows in there; the gather waited for those chunks alone
-  // that hold rows of this batch.
-  for (int64_t c = layout.first_chunk(node.unit); c < layout.first_chunk(node.unit + 1); ++c) {
-    OOM_RETURN_IF_ERROR(AwaitVersion(c, step));
-  }
-  std::byte* values = options_.pools->At(rows.region) + rows.rows_offset_bytes;
-  if (layout.row_gradient_bytes() == 2) {
-    RoundToBfloat16(sums, reinterpret_cast<uint16_t*>(values));
-  } else {
-    std::memcpy(values, sums.data(), sums.size_bytes());
-  }
-  if (node.resource == Resource::kDeviceToHost) {
-    transfers_.Add(node.resource, node.unit,
-                   static_cast<int64_t>(sums.size()) * layout.row_gradient_bytes());
-  }
-  for (int64_t c = layout.first_chunk(node.unit); c < layout.first_chunk(node.unit + 1); ++c) {
-    options_.page->landed(options_.rank, c).Publish(static_cast<uint64_t>(step + 1));
-  }
-  options_.page->bell().Ring();
-  return Status::Ok();
-}
-
-Status CpuDataPlane::StoreBoundary(const Node& node, const std::byte* from) {
-  const Region region = options_.layout->boundary(options_.rank, node.layer);
-  std::memcpy(options_.pools->At(region), from, static_cast<size_t>(region.bytes));
-  transfers_.Add(node.resource, node.unit, region.bytes);
-  return Status::Ok();
-}
-
-Status CpuDataPlane::LoadBoundary(const Node& node, std::byte* to) {
-  const Region region = options_.layout->boundary(options_.rank, node.layer);
-  std::memcpy(to, options_.pools->At(region), static_cast<size_t>(region.bytes));
-  transfers_.Add(node.resource, node.unit, region.bytes);
-  return Status::Ok();
-}
-
-Status CpuDataPlane::Norm(const Node& node, int64_t step) {
-  const SharedLayout& layout = *options_.layout;
-  const Chunk& chunk = layout.chunks()[node.chunk];
-  for (int rank = 0; rank < layout.rank_count(); ++rank) {
-    OOM_RETURN_IF_ERROR(Await(options_.page->landed(rank, node.chunk), step + 1));
-  }
-  // The job host adds up norm_squares of the step before until it says so.
-  OOM_RETURN_IF_ERROR(Await(options_.page->clip_known(), step));
-  const auto blocks = static_cast<size_t>(chunk.elements / kBlockElements);
-  const bool finite = update_.Squares(
-      node.chunk, step, 0,
-      options_.page->norm_squares().subspan(static_cast<size_t>(chunk.first_block), blocks),
-      &scratch_);
-  if (!finite) {
-    return Status(Code::kFailedPrecondition, "the gradient of " + layout.units()[chunk.unit].name +
-                                                 " is not finite in step " +
-                                                 std::to_string(step + 1))
-        .WithReason("NON_FINITE_GRADIENT");
-  }
-  options_.page->norm_known(node.chunk).Publish(static_cast<uint64_t>(step + 1));
-  options_.page->bell().Ring();
-  return Status::Ok();
-}
-
-// Overlapped: every rank's loss is known and finite. Deferred: the clip factor is known.
-Status CpuDataPlane::AwaitGate(int64_t step, double* clip) const {
+Status DataPlane::AwaitGate(int64_t step, double* clip) const {
   const ControlPage& page = *options_.page;
   *clip = 1.0;
   if (options_.update_mode == v1::UPDATE_MODE_OVERLAPPED) {
@@ -193,31 +71,12 @@ Status CpuDataPlane::AwaitGate(int64_t step, double* clip) const {
   return Status::Ok();
 }
 
-Status CpuDataPlane::Update(const Node& node, int64_t step) {
+Status DataPlane::NonFinite(int64_t chunk, int64_t step) const {
   const SharedLayout& layout = *options_.layout;
-  double clip = 1.0;
-  OOM_RETURN_IF_ERROR(AwaitGate(step, &clip));
-  const ScopedOptimizerMxcsr mxcsr;
-  const double rate = LearningRate(options_.schedule, step);
-  update_.Apply(node.chunk, step, 0, layout.chunks()[node.chunk].elements / kBlockElements,
-                MakeAdamWScalars(options_.hyper, rate, step + 1, true, clip),
-                MakeAdamWScalars(options_.hyper, rate, step + 1, false, clip), &scratch_);
-  TakeSnapshot(node.chunk, step);
-  options_.page->version(node.chunk).Publish(static_cast<uint64_t>(step + 1));
-  options_.page->bell().Ring();
-  return Status::Ok();
-}
-
-void CpuDataPlane::TakeSnapshot(int64_t chunk, int64_t step) const {
-  const auto cut = static_cast<uint64_t>(step + 1);
-  if (options_.page->checkpoint_step().Load() != cut) return;
-  const SharedLayout& layout = *options_.layout;
-  std::byte* to = options_.pools->At(layout.snapshot(chunk));
-  const Region weights = layout.weights(chunk);
-  const Region rest = layout.rest(chunk);
-  std::memcpy(to, options_.pools->At(weights), static_cast<size_t>(weights.bytes));
-  std::memcpy(to + weights.bytes, options_.pools->At(rest), static_cast<size_t>(rest.bytes));
-  options_.page->snapshot_taken(chunk).Publish(cut);
+  return Status(Code::kFailedPrecondition,
+                "the gradient of " + layout.units()[layout.chunks()[chunk].unit].name +
+                    " is not finite in step " + std::to_string(step + 1))
+      .WithReason("NON_FINITE_GRADIENT");
 }
 
 }  // namespace oom

@@ -1,13 +1,12 @@
-// CpuDataPlane moves bytes between the job's pools and a worker's buffers, and waits for and publishes the
-// words that order those moves between processes (architecture, idea 5). It is the CPU device's side of the
-// data plane: each call runs on the stream thread of its resource and copies there.
+// DataPlane moves bytes between the job's pools and a worker's buffers, and waits for and publishes the words that order
+// those moves between processes (architecture, idea 5). Each call runs on the stream thread of its resource: the CPU
+// device copies there, a GPU enqueues the copy on the resource's CUDA stream once the host's words allow it.
 // Thread-safe for calls of different resources.
 
 #pragma once
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "oom/v1/plan.pb.h"
 #include "runtime/base/status.h"
@@ -15,16 +14,15 @@
 #include "runtime/memory/control_page.h"
 #include "runtime/memory/shm_layout.h"
 #include "runtime/optim/adamw.h"
-#include "runtime/optim/chunk_update.h"
 #include "runtime/optim/schedule.h"
 #include "worker/transfer_counts.h"
 
 namespace oom {
 
-class CpuDataPlane {
+class DataPlane {
  public:
   struct Options {
-    // All must outlive the object.
+    // All must outlive the object. `pools` has the device's own address for pools of this rank's device.
     const SharedLayout* layout = nullptr;
     const PoolMap* pools = nullptr;
     const ControlPage* page = nullptr;
@@ -36,46 +34,63 @@ class CpuDataPlane {
     SimdLevel simd = SimdLevel::kScalar;
     WaitOptions wait;
   };
-  explicit CpuDataPlane(const Options& options);
+
+  // What a rank says of a step once its last micro-batch has its loss.
+  struct Loss {
+    const double* loss_sum = nullptr;  // In the device's memory.
+    int64_t valid_targets = 0;
+    double auxiliary_loss = 0.0;
+  };
+
+  explicit DataPlane(const Options& options);
+  virtual ~DataPlane() = default;
+  DataPlane(const DataPlane&) = delete;
+  DataPlane& operator=(const DataPlane&) = delete;
+
+  // The step's row set: the distinct tokens of this rank's whole batch, rising. Before the rank's loss is published.
+  virtual void PublishRowSet(int64_t step, std::span<const int32_t> row_numbers);
+  // The embedding's rows of `tokens` to `out` [tokens, width], each chunk of them at this step's version.
+  // `device_tokens`: the same tokens in the device's memory.
+  virtual Status GatherRows(const Node& node, int64_t step, int64_t width,
+                            std::span<const int32_t> tokens, const int32_t* device_tokens,
+                            std::byte* out) = 0;
 
   // Waits for the unit's newest version and copies it into `window`. kAborted if the attempt ends.
-  Status LoadUnit(const Node& node, int64_t step, std::byte* window);
+  virtual Status LoadUnit(const Node& node, int64_t step, std::byte* window) = 0;
   // The unit's weights where they lie. REQUIRES: resident on the only rank. Waits for the version.
-  Result<std::byte*> WeightsInPlace(int64_t unit, int64_t step);
-  // Copies elements [first, first + elements) of the unit's weights to `out`, waiting for the version of
-  // the chunks that hold them.
-  Status CopyWeights(int64_t unit, int64_t step, int64_t first_element, int64_t elements,
-                     std::byte* out);
+  virtual Result<std::byte*> WeightsInPlace(int64_t unit, int64_t step) = 0;
 
   // Stores this rank's FP32 partial of node.chunk where its updater reads it: rounded once to BF16, or FP32
   // (float32, or accumulation: added to the micro-batches before). Publishes `landed` on the last one.
   // `unit_gradient` is the unit's FP32 gradient buffer.
-  Status StoreGradient(const Node& node, int64_t step, const float* unit_gradient);
-  // The step's row set: the distinct tokens of this rank's whole batch, rising. Before the rank's loss is published.
-  void PublishRowSet(int64_t step, std::span<const int32_t> row_numbers);
-  // The embedding's gradient: `sums` [rows, width], in the order of the row set.
-  Status StoreRows(const Node& node, int64_t step, std::span<const float> sums);
+  virtual Status StoreGradient(const Node& node, int64_t step, const float* unit_gradient) = 0;
+  // The embedding's gradient: `sums` [rows, width] of `elements` FP32 values, in the order of the row set.
+  virtual Status StoreRows(const Node& node, int64_t step, const float* sums, int64_t elements) = 0;
 
-  Status StoreBoundary(const Node& node, const std::byte* from);
-  Status LoadBoundary(const Node& node, std::byte* to);
+  virtual Status StoreBoundary(const Node& node, const std::byte* from) = 0;
+  virtual Status LoadBoundary(const Node& node, std::byte* to) = 0;
 
-  // Of a resident chunk of this rank.
-  Status Norm(const Node& node, int64_t step);
-  Status Update(const Node& node, int64_t step);
+  virtual Status PublishLoss(int64_t step, const Loss& loss) = 0;
+  // Of a resident chunk of this rank. Norm or Update fails with NON_FINITE_GRADIENT (the unit is named).
+  virtual Status Norm(const Node& node, int64_t step) = 0;
+  virtual Status Update(const Node& node, int64_t step) = 0;
 
   // Waits for `word` to reach `target`; kAborted if the attempt ends.
   Status Await(const SharedWord& word, int64_t target) const;
 
   const TransferCounts& transfers() const { return transfers_; }
 
- private:
+ protected:
   Status AwaitVersion(int64_t chunk, int64_t step) const;
+  // Before a gradient goes to its place in step `step`: the last one in it has to be gone.
+  Status AwaitSlot(int64_t chunk, int64_t step) const;
+  // Before the embedding's rows do: every update of the step before has to have read them.
+  Status AwaitRowsRead(const Node& node, int64_t step) const;
+  // Overlapped: every rank's loss is known and finite. Deferred: the clip factor is known.
   Status AwaitGate(int64_t step, double* clip) const;
-  void TakeSnapshot(int64_t chunk, int64_t step) const;
+  Status NonFinite(int64_t chunk, int64_t step) const;
 
   const Options options_;
-  const ChunkUpdate update_;
-  ChunkUpdate::Scratch scratch_;   // Of the device-update stream.
   TransferCounts transfers_;
 };
 

@@ -11,10 +11,7 @@ NodeTrace::NodeTrace(const Options& options) : options_(options) {
 }
 
 void NodeTrace::Add(const Node& node, int64_t step, double start_seconds, double end_seconds) {
-  if (options_.path.empty() || step < options_.first_step ||
-      step >= options_.first_step + options_.step_count) {
-    return;
-  }
+  if (!Wants(step)) return;
   std::string name(NodeKindName(node.kind));
   if (node.layer >= 0) {
     name += " layer " + std::to_string(node.layer);

@@ -25,7 +25,11 @@ class NodeTrace {
   };
   explicit NodeTrace(const Options& options);
 
-  // Seconds of steady_clock.
+  bool Wants(int64_t step) const {
+    return !options_.path.empty() && step >= options_.first_step &&
+           step < options_.first_step + options_.step_count;
+  }
+  // Seconds of steady_clock. Steps that are not wanted are passed over.
   void Add(const Node& node, int64_t step, double start_seconds, double end_seconds)
       OOM_EXCLUDES(mutex_);
   // Codes of WriteFileAtomically.

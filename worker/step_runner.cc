@@ -39,7 +39,10 @@ int64_t HeadChunkTokens(const v1::Plan& plan, int64_t tokens) {
 
 StepRunner::StepRunner(const Options& options)
     : options_(options),
-      type_(options.layout->float32() ? at::kFloat : at::kBFloat16),
+      weight_options_(at::TensorOptions()
+                          .dtype(options.layout->float32() ? at::kFloat : at::kBFloat16)
+                          .device(options.device->torch_device())),
+      gradient_options_(weight_options_.dtype(at::kFloat)),
       program_(options.model, options.plan->partitions()) {
   const auto layers = static_cast<size_t>(options_.model->layer_count);
   layer_unit_.assign(layers, -1);
@@ -67,12 +70,20 @@ void StepRunner::BeginEvaluation(const StepGraph* graph, std::vector<Batch> batc
   evaluating_ = true;
   evaluation_batches_ = std::move(batches);
   evaluation_next_ = 0;
-  evaluation_loss_sum_ = 0.0;
-  evaluation_targets_ = 0;
+  evaluation_loss_sum_.reset();
+  evaluation_targets_.reset();
+}
+
+double StepRunner::evaluation_loss_sum() const {
+  return evaluation_loss_sum_.defined() ? evaluation_loss_sum_.item<double>() : 0.0;
+}
+
+int64_t StepRunner::evaluation_targets() const {
+  return evaluation_targets_.defined() ? evaluation_targets_.item<int64_t>() : 0;
 }
 
 Status StepRunner::Run(const Node& node, int64_t step) {
-  CpuDataPlane& plane = *options_.data_plane;
+  DataPlane& plane = *options_.data_plane;
   switch (node.kind) {
     case NodeKind::kLoadUnit:
       return plane.LoadUnit(node, step, options_.arena->At(*graph_, node.buffer));
@@ -137,7 +148,7 @@ Result<LayerTensors> StepRunner::Weights(const Node& node, int64_t step) {
   if (node.mixture_weights >= 0 && mixture.index != ordinary.index) {
     OOM_ASSIGN_OR_RETURN(mixture_base, UnitBase(mixture.index, node.mixture_weights, step));
   }
-  return LayerViews(ordinary, base, mixture, mixture_base, type_);
+  return LayerViews(ordinary, base, mixture, mixture_base, weight_options_);
 }
 
 LayerTensors StepRunner::Gradients(const Node& node) {
@@ -145,47 +156,54 @@ LayerTensors StepRunner::Gradients(const Node& node) {
   std::byte* mixture_base =
       node.mixture_gradient < 0 ? base : options_.arena->At(*graph_, node.mixture_gradient);
   return LayerViews(OrdinaryUnit(node.layer), base, MixtureUnit(node.layer), mixture_base,
-                    at::kFloat);
+                    gradient_options_);
+}
+
+at::Tensor StepRunner::View(int64_t buffer, at::IntArrayRef shape, at::ScalarType type) const {
+  return MemoryView(options_.arena->At(*graph_, buffer), shape, weight_options_.dtype(type));
+}
+
+void StepRunner::ClearGradient(const ParameterUnit& unit, int64_t buffer) {
+  View(buffer, {unit.elements}, at::kFloat).zero_();
 }
 
 Status StepRunner::GatherRows(const Node& node, int64_t step) {
-  Batch& batch = batches_[batches_read_ % batches_.size()];
+  Batch read;
   if (evaluating_) {
     OOM_CHECK(evaluation_next_ < evaluation_batches_.size());
-    batch = std::move(evaluation_batches_[evaluation_next_++]);
+    read = std::move(evaluation_batches_[evaluation_next_++]);
   } else {
-    batch = options_.train->Read(step, node.micro_batch);
-    AddToRowSet(node, step, batch.tokens);
+    read = options_.train->Read(step, node.micro_batch);
+    AddToRowSet(node, step, read.tokens);
   }
-  ++batches_read_;
+  const at::Tensor tokens = read.tokens;  // The host's.
+  const size_t slot = batches_read_++ % batches_.size();
+  batches_[slot] = options_.device->Upload(std::move(read), slot, options_.plan->micro_batch_tokens());
   const int64_t width = options_.model->hidden_size;
-  const int64_t count = batch.tokens.size(0);
-  const int64_t row_bytes = width * options_.layout->weight_bytes();
-  at::Tensor x = at::empty({count, width}, type_);
-  auto* out = static_cast<std::byte*>(x.data_ptr());
-  const auto* tokens = batch.tokens.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < count; ++i) {
-    OOM_RETURN_IF_ERROR(options_.data_plane->CopyWeights(node.unit, step, tokens[i] * width, width,
-                                                         out + i * row_bytes));
-  }
-  if (KeepsBoundary(0, v1::BOUNDARY_HOME_HOST)) activation_to_store_[0] = x;
-  activation_[0] = std::move(x);
+  OOM_RETURN_IF_ERROR(options_.data_plane->GatherRows(
+      node, step, width,
+      {tokens.const_data_ptr<int32_t>(), static_cast<size_t>(tokens.numel())},
+      batches_[slot].tokens.const_data_ptr<int32_t>(), options_.arena->At(*graph_, node.buffer)));
+  activation_[0] = View(node.buffer, {tokens.numel(), width}, weight_type());
+  if (KeepsBoundary(0, v1::BOUNDARY_HOME_HOST)) activation_to_store_[0] = activation_[0];
   return Status::Ok();
 }
 
 // Before the forward: rows that no rank's batch holds are updated as soon as the losses are known.
 void StepRunner::AddToRowSet(const Node& node, int64_t step, const at::Tensor& tokens) {
   if (node.micro_batch == 0) row_set_.clear();
-  const auto* values = tokens.const_data_ptr<int64_t>();
+  const auto* values = tokens.const_data_ptr<int32_t>();
   row_set_.insert(row_set_.end(), values, values + tokens.numel());
   if (!last_micro_batch(node)) return;
   std::sort(row_set_.begin(), row_set_.end());
   row_set_.erase(std::unique(row_set_.begin(), row_set_.end()), row_set_.end());
+  row_set_size_[static_cast<size_t>(step % 2)] = static_cast<int64_t>(row_set_.size());
   options_.data_plane->PublishRowSet(step, row_set_);
 }
 
 Status StepRunner::StoreBoundary(const Node& node) {
   const at::Tensor x = std::move(activation_to_store_[static_cast<size_t>(node.layer)]);
+  options_.device->KeepUntilRead(x);
   return options_.data_plane->StoreBoundary(node, static_cast<const std::byte*>(x.const_data_ptr()));
 }
 
@@ -193,7 +211,9 @@ Status StepRunner::ForwardMixer(const Node& node, int64_t step) {
   const auto layer = static_cast<size_t>(node.layer);
   if (layer == 0) ++batch_in_use_;
   OOM_ASSIGN_OR_RETURN(const LayerTensors weights, Weights(node, step));
-  const at::Tensor x = std::move(activation_[layer]);
+  at::Tensor x = std::move(activation_[layer]);
+  // The gathered rows' place is the next batch's as soon as this node is done; backward may want the input.
+  if (layer == 0) x = x.clone();
   if (KeepsBoundary(node.layer, v1::BOUNDARY_HOME_DEVICE)) device_boundary_[layer] = x;
   const v1::LayerPlan& plan = options_.plan->layers(static_cast<int>(node.layer));
   const bool retain = !evaluating_ && plan.retain_mixer();
@@ -226,32 +246,31 @@ Status StepRunner::ForwardMixture(const Node& node, int64_t step) {
 Status StepRunner::Head(const Node& node, int64_t step) {
   const ParameterUnit& unit = options_.layout->units()[node.unit];
   OOM_ASSIGN_OR_RETURN(std::byte* const base, UnitBase(node.unit, node.weights, step));
-  std::byte* gradient = options_.arena->At(*graph_, node.gradient);
-  std::memset(gradient, 0, static_cast<size_t>(unit.elements) * sizeof(float));
-  HeadTensors gradients = HeadViews(unit, gradient, at::kFloat);
+  ClearGradient(unit, node.gradient);
+  HeadTensors gradients =
+      HeadViews(unit, options_.arena->At(*graph_, node.gradient), gradient_options_);
   const at::Tensor x = std::move(activation_.back());
   const int64_t valid = batch().valid_targets;
   const HeadLossResult result = HeadLoss(
-      *options_.model, HeadViews(unit, base, type_), x, batch().targets,
+      *options_.model, HeadViews(unit, base, weight_options_), x, batch().targets,
       {.gradient_scale = valid > 0 ? 1.0 / static_cast<double>(valid) : 0.0,
        .chunk_tokens = HeadChunkTokens(*options_.plan, x.size(0))},
       &gradients);
   upstream_ = result.dx_TH;
-  if (node.micro_batch == 0) loss_sum_ = auxiliary_sum_ = 0.0;
-  loss_sum_ += result.loss_sum.item<double>();
+  if (node.micro_batch == 0) {
+    loss_sum_ = result.loss_sum;
+    auxiliary_sum_ = 0.0;
+  } else {
+    loss_sum_.add_(result.loss_sum);
+  }
   if (options_.auxiliary_loss != 0.0 && router_stats_.tokens > 0) {
     auxiliary_sum_ += options_.auxiliary_loss * LoadBalanceLoss(router_stats_) /
                       (options_.plan->accumulation() * options_.plan->rank_count());
   }
   if (!last_micro_batch(node)) return Status::Ok();
-  RankRecord& record = options_.page->rank_record(options_.rank, step);
-  record.step = step;
-  record.loss_sum = loss_sum_;
-  record.valid_targets = valid;
-  record.auxiliary_loss = auxiliary_sum_;
-  options_.page->loss_known(options_.rank).Publish(static_cast<uint64_t>(step + 1));
-  options_.page->bell().Ring();
-  return Status::Ok();
+  return options_.data_plane->PublishLoss(step, {.loss_sum = loss_sum_.const_data_ptr<double>(),
+                                                 .valid_targets = valid,
+                                                 .auxiliary_loss = auxiliary_sum_});
 }
 
 Status StepRunner::EvaluationHead(const Node& node, int64_t step) {
@@ -259,10 +278,15 @@ Status StepRunner::EvaluationHead(const Node& node, int64_t step) {
   OOM_ASSIGN_OR_RETURN(std::byte* const base, UnitBase(node.unit, node.weights, step));
   const at::Tensor x = std::move(activation_.back());
   const HeadLossResult result =
-      HeadLoss(*options_.model, HeadViews(unit, base, type_), x, batch().targets,
+      HeadLoss(*options_.model, HeadViews(unit, base, weight_options_), x, batch().targets,
                {.chunk_tokens = HeadChunkTokens(*options_.plan, x.size(0))}, nullptr);
-  evaluation_loss_sum_ += result.loss_sum.item<double>();
-  evaluation_targets_ += result.valid_targets.item<int64_t>();
+  if (evaluation_loss_sum_.defined()) {
+    evaluation_loss_sum_.add_(result.loss_sum);
+    evaluation_targets_.add_(result.valid_targets);
+  } else {
+    evaluation_loss_sum_ = result.loss_sum;
+    evaluation_targets_ = result.valid_targets;
+  }
   return Status::Ok();
 }
 
@@ -271,9 +295,7 @@ Status StepRunner::ReplayMixer(const Node& node, int64_t step) {
   OOM_ASSIGN_OR_RETURN(const LayerTensors weights, Weights(node, step));
   at::Tensor x = std::move(device_boundary_[layer]);
   if (node.buffer >= 0) {
-    x = at::from_blob(options_.arena->At(*graph_, node.buffer),
-                      {batch().tokens.size(0), options_.model->hidden_size},
-                      at::TensorOptions().dtype(type_));
+    x = View(node.buffer, {batch().tokens.size(0), options_.model->hidden_size}, weight_type());
   }
   mixer_output_ = program_.ForwardMixer(weights, x, batch().packed, &saved_[layer].mixer);
   return Status::Ok();
@@ -292,12 +314,10 @@ Status StepRunner::ReplayMixture(const Node& node, int64_t step) {
 Status StepRunner::BackwardMixture(const Node& node, int64_t step) {
   const auto layer = static_cast<size_t>(node.layer);
   OOM_ASSIGN_OR_RETURN(const LayerTensors weights, Weights(node, step));
-  const auto clear = [&](const ParameterUnit& unit, int64_t buffer) {
-    std::memset(options_.arena->At(*graph_, buffer), 0,
-                static_cast<size_t>(unit.elements) * sizeof(float));
-  };
-  clear(OrdinaryUnit(node.layer), node.gradient);
-  if (node.mixture_gradient != node.gradient) clear(MixtureUnit(node.layer), node.mixture_gradient);
+  ClearGradient(OrdinaryUnit(node.layer), node.gradient);
+  if (node.mixture_gradient != node.gradient) {
+    ClearGradient(MixtureUnit(node.layer), node.mixture_gradient);
+  }
   LayerTensors gradients = Gradients(node);
   LoadBalanceTerm balance;
   if (options_.auxiliary_loss != 0.0 && router_stats_.tokens > 0) {
@@ -341,8 +361,11 @@ Status StepRunner::EmbeddingBackward(const Node& node) {
 }
 
 Status StepRunner::StoreRows(const Node& node, int64_t step) {
-  return options_.data_plane->StoreRows(
-      node, step, {row_sums_.const_data_ptr<float>(), static_cast<size_t>(row_sums_.numel())});
+  const int64_t elements =
+      row_set_size_[static_cast<size_t>(step % 2)] * options_.model->hidden_size;
+  OOM_CHECK(elements <= row_sums_.numel());
+  options_.device->KeepUntilRead(row_sums_);
+  return options_.data_plane->StoreRows(node, step, row_sums_.const_data_ptr<float>(), elements);
 }
 
 }  // namespace oom

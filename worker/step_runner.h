@@ -1,4 +1,4 @@
-// StepRunner does the work of every node of the training and evaluation graphs on the CPU device: compute
+// StepRunner does the work of every node of the training and evaluation graphs on the worker's device: compute
 // nodes through the operators of runtime/ops, all others through the data plane. Values travel between nodes
 // in slots that the graph's edges protect; nothing here locks.
 // Run is called by the executor's stream threads. SetMode only while nothing is in flight.
@@ -15,6 +15,7 @@
 #include "worker/batch_reader.h"
 #include "worker/buffer_arena.h"
 #include "worker/data_plane.h"
+#include "worker/worker_device.h"
 #include "worker/layer_program.h"
 
 namespace oom {
@@ -25,9 +26,9 @@ class StepRunner : public NodeRunner {
     // All must outlive the object.
     const ModelDescription* model = nullptr;
     const SharedLayout* layout = nullptr;
-    const ControlPage* page = nullptr;
     const BufferArena* arena = nullptr;
-    CpuDataPlane* data_plane = nullptr;
+    WorkerDevice* device = nullptr;
+    DataPlane* data_plane = nullptr;
     const BatchReader* train = nullptr;
     const v1::Plan* plan = nullptr;
     int rank = 0;
@@ -42,8 +43,8 @@ class StepRunner : public NodeRunner {
   Status Run(const Node& node, int64_t step) override;
 
   // Of the evaluation since BeginEvaluation; valid when nothing is in flight.
-  double evaluation_loss_sum() const { return evaluation_loss_sum_; }
-  int64_t evaluation_targets() const { return evaluation_targets_; }
+  double evaluation_loss_sum() const;
+  int64_t evaluation_targets() const;
 
  private:
   Status RunCompute(const Node& node, int64_t step);
@@ -65,16 +66,21 @@ class StepRunner : public NodeRunner {
   Result<LayerTensors> Weights(const Node& node, int64_t step);
   Result<std::byte*> UnitBase(int64_t unit, int64_t buffer, int64_t step);
   LayerTensors Gradients(const Node& node);
+  // Of the unit whose gradient buffer this is.
+  void ClearGradient(const ParameterUnit& unit, int64_t buffer);
+  at::Tensor View(int64_t buffer, at::IntArrayRef shape, at::ScalarType type) const;
   const ParameterUnit& OrdinaryUnit(int64_t layer) const;
   const ParameterUnit& MixtureUnit(int64_t layer) const;
   const Batch& batch() const { return batches_[(batch_in_use_ - 1) % batches_.size()]; }
   bool last_micro_batch(const Node& node) const {
     return node.micro_batch + 1 == options_.plan->accumulation();
   }
+  at::ScalarType weight_type() const { return weight_options_.dtype().toScalarType(); }
   bool KeepsBoundary(int64_t layer, v1::BoundaryHome home) const;
 
   const Options options_;
-  const at::ScalarType type_;
+  const at::TensorOptions weight_options_;
+  const at::TensorOptions gradient_options_;
   const LayerProgram program_;
   std::vector<int64_t> layer_unit_;
   std::vector<int64_t> mixture_unit_;
@@ -85,6 +91,8 @@ class StepRunner : public NodeRunner {
   std::array<Batch, 4> batches_;
   uint64_t batches_read_ = 0;        // Of the H2D stream.
   std::vector<int32_t> row_set_;     // Of the step's micro-batches so far; the H2D stream's.
+  // Distinct tokens of steps by parity: a step's rows are stored before the next one's gather ends.
+  std::array<int64_t, 2> row_set_size_ = {};
   uint64_t batch_in_use_ = 0;        // Of the compute stream: batches begun.
   std::vector<Batch> evaluation_batches_;
   size_t evaluation_next_ = 0;
@@ -98,13 +106,13 @@ class StepRunner : public NodeRunner {
   at::Tensor upstream_;              // Gradient on its way down.
   std::vector<LayerSaved> saved_;
   RouterStats router_stats_;
-  double loss_sum_ = 0.0;
+  at::Tensor loss_sum_;              // FP64 scalar.
   double auxiliary_sum_ = 0.0;
   std::vector<at::Tensor> embedding_upstream_;
   std::vector<at::Tensor> embedding_tokens_;
-  at::Tensor row_sums_;              // FP32, by rising token.
-  double evaluation_loss_sum_ = 0.0;
-  int64_t evaluation_targets_ = 0;
+  at::Tensor row_sums_;              // FP32, by rising token; perhaps with room for more rows.
+  at::Tensor evaluation_loss_sum_;   // FP64 scalar; undefined before the first batch.
+  at::Tensor evaluation_targets_;    // int64 scalar.
 };
 
 }  // namespace oom

@@ -1,20 +1,17 @@
 #include "worker/worker.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "planner/job_settings.h"
 #include "runtime/base/check.h"
 #include "runtime/base/mutex.h"
 #include "runtime/checkpoint/checkpoint_source.h"
-#include "runtime/checkpoint/fill_chunk.h"
 #include "runtime/data/dataset.h"
 #include "runtime/graph/executor.h"
 #include "runtime/graph/graph_builder.h"
@@ -24,14 +21,12 @@
 #include "worker/batch_reader.h"
 #include "worker/buffer_arena.h"
 #include "worker/data_plane.h"
-#include "worker/device_memory.h"
 #include "worker/node_trace.h"
 #include "worker/step_runner.h"
+#include "worker/worker_device.h"
 
 namespace oom {
 namespace {
-
-constexpr int64_t kFillElements = int64_t{1} << 20;
 
 double NowSeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -47,13 +42,15 @@ struct Worker::Impl {
   std::vector<PoolMapping> mappings;
   PoolMap pools;
   std::unique_ptr<ControlPage> page;
+  // After the memory that it has registered, before everything that lies in its own.
+  std::unique_ptr<WorkerDevice> device;
   StepGraph training;
   StepGraph evaluation;
   std::unique_ptr<BufferArena> arena;
   std::unique_ptr<Dataset> train_data;
   std::unique_ptr<Dataset> evaluation_data;
   std::unique_ptr<BatchReader> reader;
-  std::unique_ptr<CpuDataPlane> data_plane;
+  std::unique_ptr<DataPlane> data_plane;
   std::unique_ptr<StepRunner> runner;
   std::unique_ptr<NodeTrace> trace;
   // Last: its stream threads use everything above.
@@ -80,24 +77,28 @@ Status Worker::Impl::Open(UniqueFd page_fd, std::vector<UniqueFd> pool_fds) {
   OOM_RETURN_IF_ERROR(ValidatePlan(model, plan()));
   batch = BatchShapeOf(spec(), plan());
   layout = std::make_unique<SharedLayout>(SharedLayout::Build(model, plan(), batch));
-  if (pool_fds.size() != layout->pools().size()) {
-    return Status(Code::kInternal, "the job has " + std::to_string(pool_fds.size()) +
-                                       " pools, its plan needs " +
-                                       std::to_string(layout->pools().size()));
-  }
-  for (size_t i = 0; i < pool_fds.size(); ++i) {
+  size_t given = 0;
+  for (const PoolSpec& pool : layout->pools()) {
+    if (pool.on_gpu) {
+      pools.bases.push_back(nullptr);
+      continue;
+    }
+    if (given == pool_fds.size()) {
+      return Status(Code::kInternal, "the plan's pool " + pool.name + " was not given");
+    }
     OOM_ASSIGN_OR_RETURN(PoolMapping mapping,
-                         PoolMapping::Map(pool_fds[i].get(), layout->pools()[i].bytes));
+                         PoolMapping::Map(pool_fds[given++].get(), pool.bytes));
     pools.bases.push_back(mapping.data());
     mappings.push_back(std::move(mapping));
   }
   OOM_ASSIGN_OR_RETURN(page, ControlPage::Map(std::move(page_fd), layout->control_page()));
+  OOM_RETURN_IF_ERROR(device->Prepare(*layout, rank(), *page, &pools));
 
   const GraphInputs inputs{
       .model = &model, .plan = &plan(), .layout = layout.get(), .batch = batch};
   training = BuildTrainingGraph(inputs);
   evaluation = BuildEvaluationGraph(inputs);
-  OOM_ASSIGN_OR_RETURN(arena, BufferArena::Create({&training, &evaluation}));
+  OOM_ASSIGN_OR_RETURN(arena, BufferArena::Create({&training, &evaluation}, &device->allocator()));
 
   const auto open_data = [&](const std::string& directory) {
     return Dataset::Open({.directory = directory,
@@ -118,7 +119,7 @@ Status Worker::Impl::Open(UniqueFd page_fd, std::vector<UniqueFd> pool_fds) {
       .seed = spec().seed(),
   });
   const int busy_threads = plan().rank_count() * plan().worker_threads();
-  data_plane = std::make_unique<CpuDataPlane>(CpuDataPlane::Options{
+  data_plane = device->MakeDataPlane({
       .layout = layout.get(),
       .pools = &pools,
       .page = page.get(),
@@ -133,8 +134,8 @@ Status Worker::Impl::Open(UniqueFd page_fd, std::vector<UniqueFd> pool_fds) {
   runner = std::make_unique<StepRunner>(StepRunner::Options{
       .model = &model,
       .layout = layout.get(),
-      .page = page.get(),
       .arena = arena.get(),
+      .device = device.get(),
       .data_plane = data_plane.get(),
       .train = reader.get(),
       .plan = &plan(),
@@ -152,25 +153,40 @@ Status Worker::Impl::Open(UniqueFd page_fd, std::vector<UniqueFd> pool_fds) {
 }
 
 Status Worker::Impl::FillResidentChunks() {
-  std::unique_ptr<StateSource> source;
+  std::vector<int64_t> own;
   for (const Chunk& chunk : layout->chunks()) {
-    if (chunk.owner_rank != rank()) continue;
-    if (!source) {
-      if (start.checkpoint_path().empty()) {
-        OOM_ASSIGN_OR_RETURN(source, OpenInitialState(spec(), model, layout->units()));
-      } else {
-        OOM_ASSIGN_OR_RETURN(source,
-                             CheckpointSource::Open(start.checkpoint_path(), layout->units()));
-      }
-    }
-    for (int64_t first = 0; first < chunk.elements; first += kFillElements) {
-      OOM_RETURN_IF_ERROR(FillChunk(*source, *layout, pools, chunk.index, first,
-                                    std::min(kFillElements, chunk.elements - first)));
-      page->heartbeat(rank()).Ring();
-    }
-    page->version(chunk.index).Publish(static_cast<uint64_t>(start.first_step()));
+    if (chunk.owner_rank == rank()) own.push_back(chunk.index);
   }
-  return Status::Ok();
+  if (own.empty()) return Status::Ok();
+  std::unique_ptr<StateSource> source;
+  if (start.checkpoint_path().empty()) {
+    OOM_ASSIGN_OR_RETURN(source, OpenInitialState(spec(), model, layout->units()));
+  } else {
+    OOM_ASSIGN_OR_RETURN(source, CheckpointSource::Open(start.checkpoint_path(), layout->units()));
+  }
+  std::atomic<size_t> next{0};
+  Mutex mutex;
+  Status failure;
+  const auto fill = [&] {
+    for (size_t i = next++; i < own.size(); i = next++) {
+      const Status filled = device->FillChunk(*source, *layout, pools, own[i],
+                                              [this] { page->heartbeat(rank()).Ring(); });
+      if (!filled.ok()) {
+        MutexLock lock(mutex);
+        failure = filled;
+        next = own.size();
+        return;
+      }
+      page->version(own[i]).Publish(static_cast<uint64_t>(start.first_step()));
+    }
+  };
+  // Nothing else runs in this process yet; its peers fill theirs.
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  std::vector<std::thread> threads;
+  for (int i = 1; i < cores / plan().rank_count(); ++i) threads.emplace_back(fill);
+  fill();
+  for (std::thread& thread : threads) thread.join();
+  return failure;
 }
 
 // Rank r takes every P-th sequence, a micro-batch at a time.
@@ -216,7 +232,7 @@ void Worker::Impl::RecordStep(int64_t step) {
   record.device_to_host_bytes = moved(Resource::kDeviceToHost);
   record.boundary_bytes = moved(Resource::kBoundaryOut) + moved(Resource::kBoundaryIn);
   record.collective_bytes = moved(Resource::kCollective);
-  record.device_bytes_peak = DeviceBytesPeak();
+  record.device_bytes_peak = device->bytes_peak();
   record.evaluation_loss_sum = 0.0;
   record.evaluation_targets = 0;
 }
@@ -234,9 +250,11 @@ uint64_t Worker::graph_hash() const { return impl_->training.Hash(); }
 int64_t Worker::device_bytes_planned() const { return impl_->arena->bytes(); }
 
 Result<std::unique_ptr<Worker>> Worker::Create(const internal::v1::WorkerStart& start,
+                                               std::unique_ptr<WorkerDevice> device,
                                                UniqueFd page_fd, std::vector<UniqueFd> pool_fds) {
   auto impl = std::make_unique<Impl>();
   impl->start = start;
+  impl->device = std::move(device);
   OOM_RETURN_IF_ERROR(impl->Open(std::move(page_fd), std::move(pool_fds)));
   // Before this rank is ready: in step 0 no word says that another owner's chunks are filled.
   OOM_RETURN_IF_ERROR(impl->FillResidentChunks());
@@ -246,29 +264,22 @@ Result<std::unique_ptr<Worker>> Worker::Create(const internal::v1::WorkerStart& 
 Status Worker::Run(const std::function<void(const Status&)>& on_failure) {
   Impl& impl = *impl_;
   ControlPage& page = *impl.page;
-  CountDeviceBytes(impl.arena->bytes());
-  const std::string own_pool = "device." + std::to_string(impl.rank());
-  for (const PoolSpec& pool : impl.layout->pools()) {
-    if (pool.name == own_pool) CountDeviceBytes(pool.bytes);
-  }
-
   const int threads = impl.plan().worker_threads();
   impl.executor = std::make_unique<Executor>(
       Executor::Options{
           .rank = impl.rank(),
           .make_stream =
-              [threads](Resource resource) {
-                return MakeCpuStream(std::string(ResourceName(resource)), [threads, resource] {
-                  // Both are settings of the calling thread. There is no autograd in training.
-                  at::set_num_threads(resource == Resource::kCompute ? threads : 1);
-                  at::GradMode::set_enabled(false);
-                  OOM_CHECK(!at::GradMode::is_enabled());
-                });
+              [&impl, threads](Resource resource) {
+                return impl.device->MakeStream(resource, threads);
               },
           .on_node =
               [&impl, &page](const Node& node, int64_t step, double start, double end) {
                 page.heartbeat(impl.rank()).RaiseTo(static_cast<uint64_t>(end * 1e6));
                 impl.trace->Add(node, step, start, end);
+              },
+          .times_node =
+              [&impl](const Node& node, int64_t step) {
+                return impl.device->times_always(node) || impl.trace->Wants(step);
               },
           .on_failure = on_failure,
       },
@@ -317,7 +328,7 @@ Status Worker::Run(const std::function<void(const Status&)>& on_failure) {
 internal::v1::WorkerDone Worker::Summary() const {
   internal::v1::WorkerDone done;
   done.set_step(static_cast<int64_t>(impl_->page->step_done(impl_->rank()).Load()));
-  done.set_device_bytes_peak(DeviceBytesPeak());
+  done.set_device_bytes_peak(impl_->device->bytes_peak());
   const TransferCounts& moved = impl_->data_plane->transfers();
   for (int r = 0; r < kResourceCount; ++r) {
     const auto resource = static_cast<Resource>(r);

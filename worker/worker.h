@@ -1,4 +1,4 @@
-// Worker trains one rank of a job on a CPU device: builds the graphs from the plan, fills its resident chunks,
+// Worker trains one rank of a job on its device: builds the graphs from the plan, fills its resident chunks,
 // follows the job host's grants step by step, and evaluates. It talks to the job host twice (ready, done or
 // failed); everything between goes through the control page.
 // One thread calls Create, then Run.
@@ -15,12 +15,15 @@
 
 namespace oom {
 
+class WorkerDevice;
+
 class Worker {
  public:
   // `page_fd` and `pool_fds` came with `start`. Fills this rank's resident chunks: a step may be granted once every
   // rank is made. Fails with kInvalidArgument (reason INVALID_INPUT) or codes of
   // the files that it opens.
   static Result<std::unique_ptr<Worker>> Create(const internal::v1::WorkerStart& start,
+                                                std::unique_ptr<WorkerDevice> device,
                                                 UniqueFd page_fd, std::vector<UniqueFd> pool_fds);
   ~Worker();
 

@@ -28,8 +28,8 @@ Status ReadUnitRange(const StateSource& source, const ParameterUnit& unit, State
 
 }  // namespace
 
-Status FillChunk(const StateSource& source, const SharedLayout& layout, const PoolMap& pools,
-                 int64_t chunk_index, int64_t first_element, int64_t elements) {
+Status FillChunk(const StateSource& source, const SharedLayout& layout, int64_t chunk_index,
+                 int64_t first_element, int64_t elements, std::byte* weights, std::byte* rest) {
   const Chunk& chunk = layout.chunks()[static_cast<size_t>(chunk_index)];
   const ParameterUnit& unit = layout.units()[static_cast<size_t>(chunk.unit)];
   std::vector<float> arrays[3];
@@ -41,9 +41,7 @@ Status FillChunk(const StateSource& source, const SharedLayout& layout, const Po
   }
   FloatToRaw(layout.float32() ? Precision::kFloat32 : Precision::kBfloat16, arrays[0], arrays[1],
              arrays[2], first_element,
-             {.weights = pools.At(layout.weights(chunk_index)),
-              .rest = pools.At(layout.rest(chunk_index)),
-              .elements = chunk.elements});
+             {.weights = weights, .rest = rest, .elements = chunk.elements});
   return Status::Ok();
 }
 

@@ -11,9 +11,9 @@
 
 namespace oom {
 
-// Elements [first, first + elements) of the chunk, whole blocks; padding becomes zero.
-// Fails with the codes of StateSource::Read.
-Status FillChunk(const StateSource& source, const SharedLayout& layout, const PoolMap& pools,
-                 int64_t chunk, int64_t first_element, int64_t elements);
+// Elements [first, first + elements) of the chunk, whole blocks; padding becomes zero. `weights` and `rest`: where the
+// chunk's own are. Fails with the codes of StateSource::Read.
+Status FillChunk(const StateSource& source, const SharedLayout& layout, int64_t chunk,
+                 int64_t first_element, int64_t elements, std::byte* weights, std::byte* rest);
 
 }  // namespace oom

@@ -10,6 +10,29 @@
 #include "runtime/device/stream.h"
 
 namespace oom {
+namespace {
+
+double NowSeconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+void Event::Raise(uint64_t ticket) {
+  ticket_.store(ticket, std::memory_order_release);
+  ticket_.notify_all();
+}
+
+double Event::Await(uint64_t ticket) const {
+  uint64_t seen = ticket_.load(std::memory_order_acquire);
+  if (seen >= ticket) return 0.0;
+  const double start = NowSeconds();
+  while (seen < ticket) {
+    ticket_.wait(seen, std::memory_order_acquire);
+    seen = ticket_.load(std::memory_order_acquire);
+  }
+  return NowSeconds() - start;
+}
 
 class CpuStream : public Stream {
  public:
@@ -29,7 +52,14 @@ class CpuStream : public Stream {
     thread_.join();
   }
 
-  void Launch(std::function<void()> work) override {
+  void Launch(std::function<void()> work, Done done) override {
+    if (done) {
+      work = [work = std::move(work), done = std::move(done)] {
+        const double start = NowSeconds();
+        work();
+        done(start, NowSeconds());
+      };
+    }
     {
       std::lock_guard<std::mutex> lock(mutex_);
       queue_.push_back(std::move(work));
@@ -38,25 +68,15 @@ class CpuStream : public Stream {
   }
 
   void Record(Event* event, uint64_t ticket) override {
-    Launch([event, ticket] {
-      event->ticket_.store(ticket, std::memory_order_release);
-      event->ticket_.notify_all();
-    });
+    Launch([event, ticket] { event->Raise(ticket); }, nullptr);
   }
 
   void Wait(const Event* event, uint64_t ticket) override {
-    Launch([this, event, ticket] {
-      uint64_t seen = event->ticket_.load(std::memory_order_acquire);
-      if (seen >= ticket) return;
-      const auto start = std::chrono::steady_clock::now();
-      while (seen < ticket) {
-        event->ticket_.wait(seen, std::memory_order_acquire);
-        seen = event->ticket_.load(std::memory_order_acquire);
-      }
-      waited_nanoseconds_ += std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                 std::chrono::steady_clock::now() - start)
-                                 .count();
-    });
+    Launch(
+        [this, event, ticket] {
+          waited_nanoseconds_ += static_cast<int64_t>(event->Await(ticket) * 1e9);
+        },
+        nullptr);
   }
 
   double wait_seconds() const override { return static_cast<double>(waited_nanoseconds_) * 1e-9; }

@@ -1,18 +1,10 @@
 #include "runtime/graph/executor.h"
 
-#include <chrono>
 #include <utility>
 
 #include "runtime/base/check.h"
 
 namespace oom {
-namespace {
-
-double NowSeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 Executor::Executor(const Options& options, NodeRunner* runner)
     : options_(options), runner_(runner) {}
@@ -60,12 +52,8 @@ Status Executor::failure() {
 void Executor::RunNode(const Node& node, int64_t step) {
   // After a failure the streams run dry: events are still recorded, so nothing hangs.
   if (failed_.load(std::memory_order_acquire)) return;
-  const double start = NowSeconds();
   Status status = runner_->Run(node, step);
-  if (status.ok()) {
-    if (options_.on_node) options_.on_node(node, step, start, NowSeconds());
-    return;
-  }
+  if (status.ok()) return;
   bool first = false;
   {
     MutexLock lock(mutex_);
@@ -100,7 +88,13 @@ Status Executor::Issue(int graph_handle, int64_t step, std::function<void()> don
       // The first step has no step before it; 0 is reached from the start.
       stream.Wait(&bound.events[from], wanted);
     }
-    stream.Launch([this, &node, step] { RunNode(node, step); });
+    Stream::Done done_node;
+    if (options_.on_node && (!options_.times_node || options_.times_node(node, step))) {
+      done_node = [this, &node, step](double start, double end) {
+        if (!failed_.load(std::memory_order_acquire)) options_.on_node(node, step, start, end);
+      };
+    }
+    stream.Launch([this, &node, step] { RunNode(node, step); }, std::move(done_node));
     if (bound.has_waiter[i]) stream.Record(&bound.events[i], ticket);
   }
   // The step has ended when each stream has passed its last node of it; the last one to pass says so.
@@ -112,13 +106,14 @@ Status Executor::Issue(int graph_handle, int64_t step, std::function<void()> don
   auto finish = std::make_shared<std::function<void()>>(std::move(done));
   for (int r = 0; r < kResourceCount; ++r) {
     if (!used[static_cast<size_t>(r)]) continue;
-    StreamOf(static_cast<Resource>(r)).Launch([this, &open, graph_handle, ticket, finish] {
+    const auto passed = [this, &open, graph_handle, ticket, finish](double, double) {
       if (open.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
       if (*finish && !failed_.load(std::memory_order_acquire)) (*finish)();
       MutexLock lock(mutex_);
       ended_tickets_[static_cast<size_t>(graph_handle)] = ticket;
       ended_.NotifyAll();
-    });
+    };
+    StreamOf(static_cast<Resource>(r)).Launch([] {}, passed);
   }
   return Status::Ok();
 }

@@ -35,8 +35,10 @@ class Executor {
     int rank = 0;
     // A stream for a resource; called once for each resource that the graph uses on this rank.
     std::function<std::unique_ptr<Stream>(Resource)> make_stream;
-    // Called on a stream thread after each node (trace, heartbeat). Seconds of steady_clock.
+    // Called when a node is complete (trace, heartbeat), those of one resource in order. Seconds of steady_clock.
     std::function<void(const Node&, int64_t step, double start, double end)> on_node;
+    // For which nodes; empty: for all. On a device each one costs two events.
+    std::function<bool(const Node&, int64_t step)> times_node;
     // Called once, on a stream thread, at the first failure: to let peers know before anything waits on.
     std::function<void(const Status&)> on_failure;
   };

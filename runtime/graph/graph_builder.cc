@@ -124,9 +124,11 @@ class GraphBuilder {
   int64_t TokenBytes() const {
     return batch_.micro_batch_tokens() * model_.hidden_size * layout_.activation_bytes();
   }
-  // The input of layer `layer` while it travels between nodes; taken by the operators, so no bytes here.
+  // The input of layer `layer` while it travels between nodes. The gathered rows are the plan's, all others are taken
+  // by the operators: no bytes here.
   int64_t Activation(int64_t layer) {
-    return BufferIndex("activation." + std::to_string(layer), Space::kDevice, 0);
+    return BufferIndex("activation." + std::to_string(layer), Space::kDevice,
+                       layer == 0 ? TokenBytes() : 0);
   }
   int64_t HostBoundary(int64_t layer) {
     return BufferIndex("boundary.host." + std::to_string(layer), Space::kHost, TokenBytes());
@@ -194,6 +196,7 @@ class GraphBuilder {
   void Forward(bool keep) {
     Node& gather = Add(NodeKind::kGatherRows, Resource::kHostToDevice);
     gather.unit = embedding_;
+    gather.buffer = Activation(0);
     gather.bytes = layout_.resident(embedding_)
                        ? 0
                        : batch_.micro_batch_tokens() * model_.hidden_size * layout_.weight_bytes();

@@ -61,6 +61,9 @@ Status ValidatePlan(const ModelDescription& model, const v1::Plan& plan) {
   if (plan.update_mode() == v1::UPDATE_MODE_OVERLAPPED && plan.accumulation() > 1) {
     return PlanError("update_mode", "accumulation over 1 needs deferred updates");
   }
+  if (plan.cuda_devices() && plan.accumulation() > 1) {
+    return PlanError("accumulation", "cuda devices take the whole batch at once: accumulation is 1");
+  }
   if (model.tied_embedding) {
     return PlanError("units", "tied embeddings cannot be trained yet for this family");
   }
@@ -77,6 +80,10 @@ Status ValidatePlan(const ModelDescription& model, const v1::Plan& plan) {
                        "unit '" + unit_plan.unit() + "' where the model has '" + unit.name + "'");
     }
     if (unit_plan.home() == v1::STATE_HOME_UNSPECIFIED) return PlanError(field, "home is missing");
+    if (unit_plan.home() == v1::STATE_HOME_RESIDENT && plan.cuda_devices() &&
+        plan.rank_count() > 1) {
+      return PlanError(field, "units are resident on one cuda device only");
+    }
     if (unit_plan.numa_node() < 0 || unit_plan.numa_node() >= plan.optimizer_threads_size()) {
       return PlanError(field, "NUMA node " + std::to_string(unit_plan.numa_node()) +
                                   " has no optimizer threads");

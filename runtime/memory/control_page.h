@@ -67,6 +67,8 @@ class ControlPage {
   ControlPage& operator=(const ControlPage&) = delete;
 
   int fd() const { return fd_.get(); }
+  // The whole mapping, to register it with a device.
+  std::span<std::byte> memory() const { return {base_, static_cast<size_t>(bytes_)}; }
   const Layout& layout() const { return layout_; }
 
   // Job host: not 0 ends every wait. Stored first in the order of engine rules, section 7.

@@ -12,9 +12,6 @@
 namespace oom {
 namespace {
 
-// A sleeper looks at `aborted` at least this often, should a wake be lost with its process.
-constexpr auto kSleepSlice = std::chrono::milliseconds(50);
-
 void FutexWake(uint32_t* address) {
   ::syscall(SYS_futex, address, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
@@ -71,7 +68,7 @@ WaitResult SharedWord::WaitAtLeast(uint64_t target, const SharedWord& aborted,
     if (now < spin_end) continue;
     const std::chrono::nanoseconds left = options.timeout - (now - start);
     FutexWait(futex(), static_cast<uint32_t>(seen),
-              std::min<std::chrono::nanoseconds>(left, kSleepSlice));
+              std::min<std::chrono::nanoseconds>(left, options.sleep_slice));
   }
 }
 

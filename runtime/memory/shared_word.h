@@ -19,7 +19,12 @@ struct WaitOptions {
   // 0 when threads outnumber cores: then spinning takes the producer's core away.
   int spin_microseconds = 0;
   std::chrono::nanoseconds timeout = std::chrono::hours(24);
+  // A sleeper looks again at least this often: a wake may be lost with its process, and a GPU cannot wake at all.
+  std::chrono::nanoseconds sleep_slice = std::chrono::milliseconds(50);
 };
+
+// Of sleep_slice where a GPU produces.
+inline constexpr std::chrono::microseconds kDevicePollInterval{100};
 
 // Spin time for a process that runs `thread_count` busy threads on this machine.
 int SpinMicrosecondsFor(int thread_count);

@@ -38,7 +38,11 @@ class SharedLayoutBuilder {
   Region Place(const std::string& kind, int index, int numa_node, int64_t bytes) {
     const std::string name = kind + "." + std::to_string(index);
     auto [entry, is_new] = pool_index_.try_emplace(name, static_cast<int>(layout_.pools_.size()));
-    if (is_new) layout_.pools_.push_back({.name = name, .numa_node = numa_node});
+    if (is_new) {
+      layout_.pools_.push_back({.name = name,
+                                .numa_node = numa_node,
+                                .on_gpu = plan_.cuda_devices() && kind == "device"});
+    }
     PoolSpec& pool = layout_.pools_[entry->second];
     const Region region{.pool = entry->second, .offset_bytes = pool.bytes, .bytes = bytes};
     pool.bytes += RoundUp(bytes, kRegionAlignment);

@@ -39,6 +39,8 @@ struct PoolSpec {
   std::string name;             // "weights.0", "rest.0", "gradients.0", "activations.1", "device.1", ...
   int numa_node = 0;
   int64_t bytes = 0;
+  // "device.R" of GPUs: rank R takes it from its GPU; there is no host memory of that name.
+  bool on_gpu = false;
 };
 
 // Sizes of one micro-batch on one rank that the layout needs beside model and plan.

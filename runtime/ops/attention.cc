@@ -10,7 +10,8 @@
 // Every step after the projections is linear in the sum over head groups, the norm's backward
 // included, so parts add up. Shapes as in layer.h, N and G counting the heads of the part.
 
-#include "runtime/base/check.h"
+#include "runtime/ops/device_operators.h"
+#include "runtime/ops/head_slice.h"
 #include "runtime/ops/layer.h"
 #include "runtime/ops/precision.h"
 #include "runtime/ops/rms_norm.h"
@@ -18,35 +19,6 @@
 
 namespace oom {
 namespace {
-
-// The part's heads, and where its rows (or columns, in `output`) lie in the weights.
-struct HeadSlice {
-  HeadSlice(const ModelDescription& model, HeadRange range)
-      : whole(range.count < 0 || range.count == model.query_head_count),
-        query_heads(range.count < 0 ? model.query_head_count : range.count) {
-    const int64_t group = model.query_head_count / model.kv_head_count;
-    OOM_CHECK(range.first >= 0 && range.first + query_heads <= model.query_head_count);
-    OOM_CHECK_MSG(range.first % group == 0 && query_heads % group == 0,
-                  "a head group must cover whole key/value heads");
-    kv_heads = query_heads / group;
-    query_first_row = range.first * model.head_size;
-    query_rows = query_heads * model.head_size;
-    kv_first_row = range.first / group * model.head_size;
-    kv_rows = kv_heads * model.head_size;
-  }
-
-  at::Tensor Query(const at::Tensor& w) const { return w.narrow(0, query_first_row, query_rows); }
-  at::Tensor KeyValue(const at::Tensor& w) const { return w.narrow(0, kv_first_row, kv_rows); }
-  at::Tensor Output(const at::Tensor& w) const { return w.narrow(1, query_first_row, query_rows); }
-
-  bool whole;
-  int64_t query_heads;
-  int64_t kv_heads = 0;
-  int64_t query_first_row = 0;
-  int64_t query_rows = 0;
-  int64_t kv_first_row = 0;
-  int64_t kv_rows = 0;
-};
 
 at::Tensor NormAndRotate(const ModelDescription& model, const at::Tensor& x_TNd,
                          const at::Tensor& norm, const RotaryTable& table) {
@@ -67,6 +39,9 @@ at::Tensor NormAndRotateBackward(const ModelDescription& model, const at::Tensor
 at::Tensor MixerForward(const ModelDescription& model, const LayerTensors& weights,
                         const at::Tensor& x_TH, const PackedBatch& batch, MixerSaved* saved,
                         HeadRange heads) {
+  if (const DeviceOperators* device = OperatorsFor(x_TH)) {
+    return device->mixer_forward(model, weights, x_TH, batch, saved, heads);
+  }
   const HeadSlice slice(model, heads);
   const int64_t tokens = x_TH.size(0);
   const at::Tensor normed_TH = RmsNormForward(x_TH, weights.input_norm, model.rms_epsilon);
@@ -99,6 +74,9 @@ at::Tensor MixerForward(const ModelDescription& model, const LayerTensors& weigh
 at::Tensor MixerBackward(const ModelDescription& model, const LayerTensors& weights,
                          const at::Tensor& dh_TH, const MixerSaved& saved, const PackedBatch& batch,
                          LayerTensors* gradients) {
+  if (const DeviceOperators* device = OperatorsFor(dh_TH)) {
+    return device->mixer_backward(model, weights, dh_TH, saved, batch, gradients);
+  }
   const HeadSlice slice(model, saved.heads);
   const int64_t tokens = dh_TH.size(0);
   const at::Tensor normed_TH =

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "runtime/base/check.h"
+#include "runtime/ops/blocked_attention.h"
 #include "runtime/ops/precision.h"
 
 namespace oom {
@@ -51,10 +52,40 @@ std::optional<at::Tensor> WindowMask(const Run& run, int64_t window, const at::T
       .masked_fill_(allowed.logical_not_(), -std::numeric_limits<double>::infinity());
 }
 
+// One run. LibTorch's fused kernel is the CPU's alone.
+std::tuple<at::Tensor, at::Tensor> RunForward(const Run& run, const at::Tensor& query,
+                                              const at::Tensor& key, const at::Tensor& value,
+                                              int64_t window) {
+  if (!query.is_cpu()) {
+    return BlockedAttentionForward(run.Batch(query), run.Batch(key), run.Batch(value),
+                                   {.window = window});
+  }
+  const std::optional<at::Tensor> mask = WindowMask(run, window, query);
+  return at::_scaled_dot_product_flash_attention_for_cpu(run.Batch(query), run.Batch(key),
+                                                         run.Batch(value), /*dropout_p=*/0.0,
+                                                         /*is_causal=*/!mask.has_value(), mask);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> RunBackward(
+    const Run& run, const at::Tensor& doutput, const at::Tensor& query, const at::Tensor& key,
+    const at::Tensor& value, const AttentionOutput& forward, int64_t window) {
+  if (!query.is_cpu()) {
+    return BlockedAttentionBackward(run.Batch(doutput), run.Batch(query), run.Batch(key),
+                                    run.Batch(value), run.Batch(forward.output_TNd),
+                                    run.Batch(forward.logsumexp_TN), {.window = window});
+  }
+  const std::optional<at::Tensor> mask = WindowMask(run, window, query);
+  return at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      run.Batch(doutput), run.Batch(query), run.Batch(key), run.Batch(value),
+      run.Batch(forward.output_TNd), run.Batch(forward.logsumexp_TN), /*dropout_p=*/0.0,
+      /*is_causal=*/!mask.has_value(), mask);
+}
+
 // LibTorch's grouped-query kernel adds the key and value gradients of a group in the tensors' own
 // type. Where that is narrow, each query head gets its own copy and the group is added up wide.
 bool MustExpandGroups(const at::Tensor& query, const at::Tensor& key) {
-  return query.size(1) != key.size(1) && query.scalar_type() != WideType(query.scalar_type());
+  return query.is_cpu() && query.size(1) != key.size(1) &&
+         query.scalar_type() != WideType(query.scalar_type());
 }
 
 at::Tensor ExpandGroups(const at::Tensor& x_TGd, int64_t group) {
@@ -93,10 +124,7 @@ AttentionOutput CausalAttentionForward(const at::Tensor& query_TNd, const at::Te
   const int64_t tokens = query_TNd.size(0);
   AttentionOutput result;
   for (const Run& run : FindRuns(cu_seqlens, tokens)) {
-    const std::optional<at::Tensor> mask = WindowMask(run, window, query_TNd);
-    const auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
-        run.Batch(query_TNd), run.Batch(key_TGd), run.Batch(value_TGd), /*dropout_p=*/0.0,
-        /*is_causal=*/!mask.has_value(), mask);
+    const auto [output, logsumexp] = RunForward(run, query_TNd, key_TGd, value_TGd, window);
     PlaceRun(run, output, tokens, &result.output_TNd);
     PlaceRun(run, logsumexp, tokens, &result.logsumexp_TN);
   }
@@ -115,11 +143,8 @@ AttentionGradients CausalAttentionBackward(const at::Tensor& doutput_TNd,
   const at::Tensor value = expand ? ExpandGroups(value_TGd, group) : value_TGd;
   AttentionGradients result;
   for (const Run& run : FindRuns(cu_seqlens, tokens)) {
-    const std::optional<at::Tensor> mask = WindowMask(run, window, query_TNd);
-    const auto [dquery, dkey, dvalue] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        run.Batch(doutput_TNd), run.Batch(query_TNd), run.Batch(key), run.Batch(value),
-        run.Batch(forward.output_TNd), run.Batch(forward.logsumexp_TN), /*dropout_p=*/0.0,
-        /*is_causal=*/!mask.has_value(), mask);
+    const auto [dquery, dkey, dvalue] =
+        RunBackward(run, doutput_TNd, query_TNd, key, value, forward, window);
     PlaceRun(run, dquery, tokens, &result.query_TNd);
     PlaceRun(run, dkey, tokens, &result.key_TGd);
     PlaceRun(run, dvalue, tokens, &result.value_TGd);

@@ -20,7 +20,7 @@ namespace oom {
 
 struct AttentionOutput {
   at::Tensor output_TNd;
-  at::Tensor logsumexp_TN;
+  at::Tensor logsumexp_TN;  // In the form of the library that made it where a device's operators did.
 };
 
 struct AttentionGradients {

@@ -2,6 +2,7 @@
 
 #include <tuple>
 
+#include "runtime/ops/device_operators.h"
 #include "runtime/ops/precision.h"
 
 namespace oom {
@@ -15,6 +16,9 @@ void EmbeddingBackward(const at::Tensor& dy_TH, const at::Tensor& token_T, at::T
 }
 
 RowGradient EmbeddingBackwardByRow(const at::Tensor& dy_TH, const at::Tensor& token_T) {
+  if (const DeviceOperators* device = OperatorsFor(dy_TH)) {
+    return device->embedding_backward_by_row(dy_TH, token_T);
+  }
   const auto [row_U, index_T, unused_counts] =
       at::_unique2(token_T, /*sorted=*/true, /*return_inverse=*/true);
   const at::Tensor wide_dy = Wide(dy_TH);

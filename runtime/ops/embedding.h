@@ -13,9 +13,11 @@ at::Tensor EmbeddingForward(const at::Tensor& weight_VH, const at::Tensor& token
 
 void EmbeddingBackward(const at::Tensor& dy_TH, const at::Tensor& token_T, at::Tensor dweight_VH);
 
-// The rows of the gradient that are not zero.
+// The rows of the gradient that are not zero. A device's operators do not tell the host how many
+// there are: theirs have room for T rows, int32 numbers, and those beyond U are undefined. Who knows
+// the batch's tokens knows U.
 struct RowGradient {
-  at::Tensor row_U;   // int64, rising.
+  at::Tensor row_U;   // In the tokens' type, rising.
   at::Tensor sum_UH;  // Wide.
 };
 

@@ -43,7 +43,8 @@ void GroupedWeightGradient(const at::Tensor& gradient, const at::Tensor& dy, con
 }  // namespace
 
 int64_t ExpertGroups::bytes() const {
-  return TensorBytes(pair_R) + TensorBytes(token_R) + TensorBytes(rows_TK);
+  return TensorBytes(pair_R) + TensorBytes(token_R) + TensorBytes(rows_TK) +
+         TensorBytes(first_row_E1);
 }
 
 ExpertGroups GroupByExpert(const at::Tensor& expert_TK, int64_t expert_count) {

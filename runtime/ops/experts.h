@@ -24,6 +24,9 @@ struct ExpertGroups {
   at::Tensor pair_R;                    // int64: token * K + choice of each row.
   at::Tensor token_R;                   // int64: token of each row.
   at::Tensor rows_TK;                   // int64: a token's rows, rising, so in expert order.
+  // A device's operators keep the numbers on the device: then these are int32, rows_by_expert is empty, and
+  // expert e has the rows [first_row_E1[e], first_row_E1[e + 1]).
+  at::Tensor first_row_E1;
 
   int64_t bytes() const;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/check.h"
+#include "runtime/ops/device_operators.h"
 #include "runtime/ops/precision.h"
 #include "runtime/ops/rms_norm.h"
 
@@ -45,6 +46,9 @@ HeadLossResult HeadLoss(const ModelDescription& model, const HeadTensors& weight
                         const at::Tensor& x_TH, const at::Tensor& target_T,
                         const HeadLossOptions& options, HeadTensors* gradients) {
   OOM_CHECK(options.chunk_tokens > 0);
+  if (const DeviceOperators* device = OperatorsFor(x_TH)) {
+    return device->head_loss(model, weights, x_TH, target_T, options, gradients);
+  }
   const int64_t first = options.tokens.first;
   const int64_t count = options.tokens.count < 0 ? x_TH.size(0) : options.tokens.count;
   HeadLossResult result;

@@ -1,5 +1,6 @@
 #include "runtime/ops/layer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/base/check.h"
@@ -9,13 +10,20 @@ namespace oom {
 
 PackedBatch MakePackedBatch(std::vector<int64_t> cu_seqlens) {
   OOM_CHECK(!cu_seqlens.empty() && cu_seqlens.front() == 0);
-  std::vector<at::Tensor> positions;
+  std::vector<int64_t> positions;
+  positions.reserve(static_cast<size_t>(cu_seqlens.back()));
+  PackedBatch batch;
   for (size_t i = 1; i < cu_seqlens.size(); ++i) {
-    OOM_CHECK(cu_seqlens[i] >= cu_seqlens[i - 1]);
-    positions.push_back(at::arange(cu_seqlens[i] - cu_seqlens[i - 1], at::kLong));
+    const int64_t length = cu_seqlens[i] - cu_seqlens[i - 1];
+    OOM_CHECK(length >= 0);
+    for (int64_t position = 0; position < length; ++position) positions.push_back(position);
+    batch.longest = std::max(batch.longest, length);
   }
-  return {.positions = positions.empty() ? at::empty({0}, at::kLong) : at::cat(positions),
-          .cu_seqlens = std::move(cu_seqlens)};
+  batch.positions = at::tensor(positions, at::kLong);
+  batch.document_starts =
+      at::tensor(std::vector<int32_t>(cu_seqlens.begin(), cu_seqlens.end()), at::kInt);
+  batch.cu_seqlens = std::move(cu_seqlens);
+  return batch;
 }
 
 int64_t MixerSaved::bytes() const {

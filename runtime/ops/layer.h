@@ -29,6 +29,8 @@ namespace oom {
 struct PackedBatch {
   at::Tensor positions;             // [T] int64: 0, 1, ... within each document.
   std::vector<int64_t> cu_seqlens;  // Document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]).
+  at::Tensor document_starts;       // int32: cu_seqlens where the tensors are.
+  int64_t longest = 0;              // Tokens of the longest document.
 };
 
 // Positions that restart with each document. REQUIRES: cu_seqlens starts at 0 and does not

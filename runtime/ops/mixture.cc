@@ -7,6 +7,7 @@
 // Shapes as in layer.h, T counting the tokens of the part.
 
 #include "runtime/ops/dense_mlp.h"
+#include "runtime/ops/device_operators.h"
 #include "runtime/ops/layer.h"
 #include "runtime/ops/precision.h"
 #include "runtime/ops/rms_norm.h"
@@ -64,6 +65,9 @@ at::Tensor RoutedBackward(const ModelDescription& model, const LayerTensors& wei
 at::Tensor MixtureForward(const ModelDescription& model, MixtureKind kind,
                           const LayerTensors& weights, const at::Tensor& h_TH, MixtureSaved* saved,
                           const MixtureOptions& options) {
+  if (const DeviceOperators* device = OperatorsFor(h_TH)) {
+    return device->mixture_forward(model, kind, weights, h_TH, saved, options);
+  }
   MixtureSaved kept = GateUp(model, kind, weights, h_TH, options.tokens);
   if (options.stats != nullptr && kind == MixtureKind::kRoutedExperts) {
     CountRouting(kept.router, options.stats);
@@ -84,6 +88,9 @@ at::Tensor MixtureBackward(const ModelDescription& model, MixtureKind kind,
                            const LayerTensors& weights, const at::Tensor& dy_TH,
                            const MixtureSaved& saved, LayerTensors* gradients,
                            const LoadBalanceTerm& balance) {
+  if (const DeviceOperators* device = OperatorsFor(dy_TH)) {
+    return device->mixture_backward(model, kind, weights, dy_TH, saved, gradients, balance);
+  }
   const at::Tensor dy_rows = Rows(dy_TH, saved.tokens);
   const at::Tensor normed_TH = RmsNormForward(saved.input_TH, weights.post_norm, model.rms_epsilon);
   const at::Tensor dnormed_TH =

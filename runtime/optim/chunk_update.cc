@@ -33,6 +33,16 @@ std::vector<Element>& ScratchOf(ChunkUpdate::Scratch* scratch) {
 
 }  // namespace
 
+std::vector<uint8_t> DecayedBlocks(const ParameterUnit& unit) {
+  std::vector<uint8_t> decayed(static_cast<size_t>(unit.elements / kBlockElements), 0);
+  for (const TensorSpec& tensor : unit.tensors) {
+    const int64_t first = tensor.offset_elements / kBlockElements;
+    const int64_t last = (tensor.offset_elements + tensor.elements - 1) / kBlockElements;
+    std::fill(decayed.begin() + first, decayed.begin() + last + 1, tensor.decayed ? 1 : 0);
+  }
+  return decayed;
+}
+
 ChunkUpdate::ChunkUpdate(const SharedLayout* layout, const PoolMap* pools, int accumulation,
                          SimdLevel level)
     : layout_(layout),
@@ -40,15 +50,7 @@ ChunkUpdate::ChunkUpdate(const SharedLayout* layout, const PoolMap* pools, int a
       round_accumulators_(accumulation > 1 && !layout->float32()),
       level_(level) {
   OOM_CHECK(layout->rank_count() <= kMaxRanks);
-  for (const ParameterUnit& unit : layout->units()) {
-    std::vector<char> decayed(static_cast<size_t>(unit.elements / kBlockElements), 0);
-    for (const TensorSpec& tensor : unit.tensors) {
-      const int64_t first = tensor.offset_elements / kBlockElements;
-      const int64_t last = (tensor.offset_elements + tensor.elements - 1) / kBlockElements;
-      std::fill(decayed.begin() + first, decayed.begin() + last + 1, tensor.decayed ? 1 : 0);
-    }
-    block_decayed_.push_back(std::move(decayed));
-  }
+  for (const ParameterUnit& unit : layout->units()) block_decayed_.push_back(DecayedBlocks(unit));
 }
 
 std::span<const int32_t> ChunkUpdate::RowSet(int rank, int64_t step) const {
@@ -180,7 +182,7 @@ void ChunkUpdate::Apply(int64_t chunk_index, int64_t step, int64_t first_block,
                         int64_t block_count, const AdamWScalars& decayed,
                         const AdamWScalars& plain, Scratch* scratch) const {
   const Chunk& chunk = layout_->chunks()[chunk_index];
-  const std::vector<char>& is_decayed = block_decayed_[chunk.unit];
+  const std::vector<uint8_t>& is_decayed = block_decayed_[chunk.unit];
   const int64_t unit_block = chunk.first_element / kBlockElements;
   std::byte* weights = pools_->At(layout_->weights(chunk_index));
   std::byte* rest = pools_->At(layout_->rest(chunk_index));

@@ -14,6 +14,9 @@
 
 namespace oom {
 
+// By block of the unit: 1 where weight decay applies.
+std::vector<uint8_t> DecayedBlocks(const ParameterUnit& unit);
+
 class ChunkUpdate {
  public:
   // Buffers of one thread: partials that have to be made dense or rounded first.
@@ -55,7 +58,7 @@ class ChunkUpdate {
   const PoolMap* const pools_;
   const bool round_accumulators_;  // FP32 accumulators of a bfloat16 job are rounded once to BF16.
   const SimdLevel level_;
-  std::vector<std::vector<char>> block_decayed_;  // By unit, by block of the unit.
+  std::vector<std::vector<uint8_t>> block_decayed_;  // By unit, by block of the unit.
 };
 
 }  // namespace oom

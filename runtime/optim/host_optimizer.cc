@@ -29,7 +29,14 @@ struct HostOptimizer::Impl {
   explicit Impl(const Options& given)
       : options(given),
         update(given.layout, given.pools, given.accumulation, given.simd),
-        update_bytes(given.layout->units().size()) {}
+        update_bytes(given.layout->units().size()) {
+    if (!options.device_produces) return;
+    // The threads look in turn, not all at once; whoever finds a chunk rings for the others.
+    int threads = 0;
+    for (const int count : options.threads_by_node) threads += count;
+    thread_wait.timeout = kDevicePollInterval * std::max(1, threads);
+    step_wait.timeout = kDevicePollInterval;
+  }
 
   struct Node {
     int numa_node;
@@ -50,6 +57,9 @@ struct HostOptimizer::Impl {
   ControlPage& page() const { return *options.page; }
 
   const Options options;
+  // Where nobody may ring the bell, the words themselves are looked at again and again.
+  WaitOptions thread_wait;
+  WaitOptions step_wait;
   const ChunkUpdate update;
   std::vector<std::unique_ptr<Node>> nodes;
   std::vector<std::atomic<int64_t>> update_bytes;  // By unit.
@@ -72,13 +82,14 @@ void HostOptimizer::Impl::RunThread(Node* node) {
     const uint64_t bell = page().bell().Load();
     if (step.load(std::memory_order_acquire) >= 0) {
       if (const auto piece = node->scheduler->Next()) {
+        if (options.device_produces && piece->first_block == 0) page().bell().Ring();
         RunPiece(node, *piece, &scratch);
         continue;
       }
     }
     if (stop.load(std::memory_order_acquire)) return;
     // After an abort the wait returns at once; then only Stop ends the thread.
-    if (page().bell().WaitAtLeast(bell + 1, page().aborted()) == WaitResult::kAborted) {
+    if (page().bell().WaitAtLeast(bell + 1, page().aborted(), thread_wait) == WaitResult::kAborted) {
       if (stop.load(std::memory_order_acquire)) return;
       std::this_thread::yield();
     }
@@ -156,7 +167,7 @@ Status HostOptimizer::Impl::WaitFor(const std::function<bool()>& done) {
     const uint64_t bell = page().bell().Load();
     if (page().aborted().Load() != 0) return Status(Code::kAborted, "the attempt was aborted");
     if (done()) return Status::Ok();
-    static_cast<void>(page().bell().WaitAtLeast(bell + 1, page().aborted()));
+    static_cast<void>(page().bell().WaitAtLeast(bell + 1, page().aborted(), step_wait));
   }
 }
 

@@ -36,6 +36,7 @@ class HostOptimizer {
     int64_t first_step = 0;           // Completed steps at the start.
     std::vector<int> threads_by_node; // Optimizer threads of each NUMA node.
     SimdLevel simd = SimdLevel::kScalar;
+    bool device_produces = false;     // GPUs write gradient words: they cannot ring the bell.
 
     // Called once by each optimizer thread before it does anything: pins it to its node.
     std::function<void(int numa_node)> bind_thread;

@@ -38,6 +38,7 @@ HostOptimizer::Options OptimizerOptions(const JobContext& context) {
   options.max_gradient_norm = spec.optimizer().max_gradient_norm();
   options.threads_by_node = context.optimizer_threads();
   options.simd = DetectSimdLevel();
+  options.device_produces = context.plan().cuda_devices();
   return options;
 }
 
@@ -120,6 +121,9 @@ Status Attempt::SendStart(WorkerProcess* worker) {
   *start.mutable_pools() = context.start().pools();
   start.set_trace_path(tracer_.PartPath(worker->rank()));
   start.set_attempt(options_.number);
+  start.set_device(worker->rank() < context.start().devices_size()
+                       ? context.start().devices(worker->rank())
+                       : worker->rank());
   std::vector<int> descriptors = {page_->fd()};
   for (const int fd : context.pool_descriptors()) descriptors.push_back(fd);
   return worker->channel().Send(frame, descriptors, Clock::now() + kStartTime);

@@ -76,6 +76,8 @@ Status TouchPools(const FillOptions& options) {
   std::vector<std::vector<Piece>> by_node;
   const std::vector<PoolSpec>& pools = options.layout->pools();
   for (size_t pool = 0; pool < pools.size(); ++pool) {
+    // What a checkpoint alone needs is taken when the first one is.
+    if (pools[pool].on_gpu || pools[pool].name.rfind("snapshot.", 0) == 0) continue;
     AddPieces(static_cast<int64_t>(pool), pools[pool].bytes, kTouchBytes,
               &NodeList(pools[pool].numa_node, &by_node));
   }
@@ -98,7 +100,9 @@ Status FillStreamedState(const FillOptions& options, const StateSource& source) 
     AddPieces(chunk.index, chunk.elements, kPieceElements, &NodeList(chunk.numa_node, &by_node));
   }
   return ForEachByNode(options, by_node, [&](const Piece& piece) {
-    return FillChunk(source, layout, *options.pools, piece.index, piece.first, piece.count);
+    return FillChunk(source, layout, piece.index, piece.first, piece.count,
+                     options.pools->At(layout.weights(piece.index)),
+                     options.pools->At(layout.rest(piece.index)));
   });
 }
 

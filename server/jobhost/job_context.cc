@@ -50,24 +50,31 @@ Result<std::unique_ptr<JobContext>> JobContext::Create(const internal::v1::JobSt
 }
 
 Status JobContext::MapPools() {
-  const std::vector<PoolSpec>& wanted = layout_->pools();
-  if (pool_fds_.size() != wanted.size() || start_.pools_size() != static_cast<int>(wanted.size())) {
-    return Status(Code::kInternal, "the job has " + std::to_string(start_.pools_size()) +
-                                       " pools, its plan needs " + std::to_string(wanted.size()));
-  }
-  for (size_t index = 0; index < wanted.size(); ++index) {
-    const internal::v1::Pool& pool = start_.pools(static_cast<int>(index));
-    if (pool.name() != wanted[index].name || pool.bytes() < wanted[index].bytes) {
-      return Status(Code::kInternal, "pool " + pool.name() + " of " + std::to_string(pool.bytes()) +
-                                         " bytes is not the plan's " + wanted[index].name + " of " +
-                                         std::to_string(wanted[index].bytes));
+  int given = 0;
+  for (const PoolSpec& wanted : layout_->pools()) {
+    if (wanted.on_gpu) {
+      pool_map_.bases.push_back(nullptr);
+      continue;
     }
-    OOM_ASSIGN_OR_RETURN(PoolMapping mapping,
-                         PoolMapping::Map(pool_fds_[index].get(), pool.bytes()));
+    if (given == start_.pools_size()) {
+      return Status(Code::kInternal, "the job lacks the plan's pool " + wanted.name);
+    }
+    const internal::v1::Pool& pool = start_.pools(given);
+    if (pool.name() != wanted.name || pool.bytes() < wanted.bytes) {
+      return Status(Code::kInternal, "pool " + pool.name() + " of " + std::to_string(pool.bytes()) +
+                                         " bytes is not the plan's " + wanted.name + " of " +
+                                         std::to_string(wanted.bytes));
+    }
+    OOM_ASSIGN_OR_RETURN(
+        PoolMapping mapping,
+        PoolMapping::Map(pool_fds_[static_cast<size_t>(given)].get(), pool.bytes()));
     pool_map_.bases.push_back(mapping.data());
     mappings_.push_back(std::move(mapping));
+    ++given;
   }
-  return Status::Ok();
+  if (given == start_.pools_size()) return Status::Ok();
+  return Status(Code::kInternal, "the job has " + std::to_string(start_.pools_size()) +
+                                     " pools, its plan needs " + std::to_string(given));
 }
 
 std::vector<int> JobContext::pool_descriptors() const {

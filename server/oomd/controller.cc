@@ -346,7 +346,9 @@ void Controller::Reconcile(const JobRecord& record) {
                 .need = NeedOf(record.job, record.pools)});
   }
   if (IsActive(state)) {
-    if (!resources_.holds(uid)) resources_.Take(uid, NeedOf(record.job, record.pools));
+    if (!resources_.holds(uid)) {
+      resources_.Take(uid, NeedOf(record.job, record.pools), record.devices);
+    }
   } else {
     resources_.Release(uid);
     parts_.launcher->ReleasePools(uid);

@@ -89,6 +89,7 @@ void Controller::StageStart(const std::string& uid) {
     parts_.observer->QueueWaited(std::max(0.0, parts_.clock->UnixSeconds() - created));
   }
   record.job.set_attempt(record.job.attempt() + 1);
+  record.devices = resources_.ChooseDevices(NeedOf(record.job, record.pools));
   Record(record, {.state = v1::JOB_STATE_STARTING, .reason = "", .message = ""});
   AfterCommit([this, uid](const Status& status) {
     if (status.ok()) Launch(uid);
@@ -110,7 +111,9 @@ void Controller::Launch(const std::string& uid) {
   start.set_backoff_initial_seconds(options_.backoff_initial_seconds);
   start.set_backoff_max_seconds(options_.backoff_max_seconds);
   start.set_last_failure_durable_step(record.last_failure_durable_step);
-  start.set_worker_path(options_.worker_path);
+  const bool cuda = record.job.spec().devices().kind() == v1::DEVICE_KIND_CUDA;
+  start.set_worker_path(options_.worker_path + (cuda ? "-cuda" : ""));
+  for (const int device : record.devices) start.add_devices(device);
   start.set_ephemeral(options_.ephemeral);
   start.set_next_transition(record.last_transition + 1);
   const Status started = parts_.launcher->Start(start);

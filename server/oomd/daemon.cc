@@ -1,6 +1,5 @@
 #include "server/oomd/daemon.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
@@ -19,32 +18,12 @@
 #include "runtime/memory/host_memory.h"
 #include "server/oomd/process_launcher.h"
 #include "server/oomd/rpc_server.h"
+#include "server/oomd/gpu_inventory.h"
 #include "server/oomd/service_context.h"
 #include "server/oomd/sqlite_store.h"
 
 namespace oom {
 namespace {
-
-// Devices that this process may use: CUDA_VISIBLE_DEVICES if it is set, else /dev/nvidia<N>.
-int CountCudaDevices() {
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
-    const std::string list = visible;
-    if (list.empty() || list == "-1") return 0;
-    return static_cast<int>(std::count(list.begin(), list.end(), ',')) + 1;
-  }
-  int count = 0;
-  if (DIR* stream = opendir("/dev")) {
-    while (const dirent* entry = readdir(stream)) {
-      const std::string name = entry->d_name;
-      if (name.size() > 6 && name.rfind("nvidia", 0) == 0 &&
-          name.find_first_not_of("0123456789", 6) == std::string::npos) {
-        ++count;
-      }
-    }
-    closedir(stream);
-  }
-  return count;
-}
 
 std::string HostName() {
   char name[256] = {};
@@ -130,10 +109,12 @@ Status Daemon::Impl::Start() {
   OOM_RETURN_IF_ERROR(store->Compact(clock.UnixSeconds()));
 
   const int cpus = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const std::vector<Gpu> gpus = FindGpus();
   const int cpu_devices = config.cpu_devices > 0 ? config.cpu_devices : std::max(4, cpus);
   Controller::Options core{.node = {.capacity_bytes = capacity.bytes_by_node,
                                     .device_counts = {{v1::DEVICE_KIND_CPU, cpu_devices},
-                                                      {v1::DEVICE_KIND_CUDA, CountCudaDevices()}}},
+                                                      {v1::DEVICE_KIND_CUDA,
+                                                       static_cast<int>(gpus.size())}}},
                            .job_directory_root = config.state_dir + "/jobs",
                            .worker_path = config.worker_path,
                            .ephemeral = config.ephemeral,
@@ -167,6 +148,11 @@ Status Daemon::Impl::Start() {
   services.topology = options.topology.get();
   services.plan = options.plan;
   services.limits = {.pool_capacity_bytes = capacity.bytes_by_node, .cpu_count = cpus};
+  for (const Gpu& gpu : gpus) {
+    int64_t& smallest = services.limits.gpu_memory_bytes;
+    smallest = smallest == 0 ? gpu.memory_bytes : std::min(smallest, gpu.memory_bytes);
+  }
+  services.gpus = gpus;
   services.store_id = controller->store_id();
   services.node_name = HostName();
   services.version = options.version;

@@ -15,6 +15,8 @@ namespace oom {
 struct JobRecord {
   v1::Job job;
   std::vector<internal::v1::Pool> pools;
+  // Devices of its kind that its ranks compute on, while it is active: a restarted daemon must not give them away.
+  std::vector<int> devices;
 
   // Order of submission: the queue is FIFO in it, and lists are paged by it.
   int64_t submit_order = 0;

@@ -87,15 +87,25 @@ std::string NodeResources::Blocker(const ResourceNeed& need) const {
   return "";
 }
 
-void NodeResources::Take(const std::string& holder, const ResourceNeed& need) {
+std::vector<int> NodeResources::ChooseDevices(const ResourceNeed& need) const {
+  std::vector<int> chosen;
+  const std::vector<std::string>& holders = devices(need.device_kind);
+  for (size_t i = 0;
+       i < holders.size() && static_cast<int>(chosen.size()) < need.device_count; ++i) {
+    if (holders[i].empty()) chosen.push_back(static_cast<int>(i));
+  }
+  return chosen;
+}
+
+void NodeResources::Take(const std::string& holder, const ResourceNeed& need,
+                         const std::vector<int>& devices) {
   OOM_CHECK(!held_.contains(holder));
   Held held{.need = need, .devices = {}};
-  std::vector<std::string>& devices = devices_[need.device_kind];
-  for (size_t i = 0;
-       i < devices.size() && static_cast<int>(held.devices.size()) < need.device_count; ++i) {
-    if (!devices[i].empty()) continue;
-    devices[i] = holder;
-    held.devices.push_back(static_cast<int>(i));
+  std::vector<std::string>& holders = devices_[need.device_kind];
+  for (const int device : devices) {
+    if (device < 0 || device >= static_cast<int>(holders.size())) continue;
+    holders[static_cast<size_t>(device)] = holder;
+    held.devices.push_back(device);
   }
   for (size_t node = 0; node < need.bytes_by_node.size() && node < used_bytes_.size(); ++node) {
     used_bytes_[node] += need.bytes_by_node[node];
@@ -106,7 +116,11 @@ void NodeResources::Take(const std::string& holder, const ResourceNeed& need) {
 void NodeResources::Release(const std::string& holder) {
   const auto it = held_.find(holder);
   if (it == held_.end()) return;
-  for (int device : it->second.devices) devices_[it->second.need.device_kind][device].clear();
+  std::vector<std::string>& holders = devices_[it->second.need.device_kind];
+  for (const int device : it->second.devices) {
+    std::string& holds = holders[static_cast<size_t>(device)];
+    if (holds == holder) holds.clear();
+  }
   const std::vector<int64_t>& bytes = it->second.need.bytes_by_node;
   for (size_t node = 0; node < bytes.size() && node < used_bytes_.size(); ++node)
     used_bytes_[node] -= bytes[node];

@@ -36,8 +36,11 @@ class NodeResources {
   std::string Blocker(const ResourceNeed& need) const;
   // Empty if it fits on an empty node.
   std::string NeverFits(const ResourceNeed& need) const;
-  // REQUIRES: `holder` holds nothing. A job re-adopted after a restart may exceed the capacity.
-  void Take(const std::string& holder, const ResourceNeed& need);
+  // Free devices for it, as many as there are.
+  std::vector<int> ChooseDevices(const ResourceNeed& need) const;
+  // REQUIRES: `holder` holds nothing. A job re-adopted after a restart may exceed the capacity, and may share devices
+  // that are gone.
+  void Take(const std::string& holder, const ResourceNeed& need, const std::vector<int>& devices);
   // Does nothing if `holder` holds nothing.
   void Release(const std::string& holder);
 

@@ -34,6 +34,11 @@ class NodeServiceImpl final : public v1::NodeService::CallbackService {
       device.set_index(static_cast<int32_t>(i));
       device.set_kind(name);
       device.set_name(std::string(name) + " " + std::to_string(i));
+      if (kind == v1::DEVICE_KIND_CUDA && i < services_.gpus.size()) {
+        device.set_name(services_.gpus[i].name);
+        device.set_memory_bytes(services_.gpus[i].memory_bytes);
+        device.set_numa_node(services_.gpus[i].numa_node);
+      }
       if (holders[i].empty()) continue;
       for (const auto& [order, job] : services_.view->List(0, SIZE_MAX, {})) {
         if (job->uid() == holders[i]) device.set_job(job->name());

@@ -13,10 +13,12 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "planner/plan_job.h"
 #include "runtime/memory/numa.h"
 #include "server/oomd/control_loop.h"
+#include "server/oomd/gpu_inventory.h"
 #include "server/oomd/metrics.h"
 
 namespace oom {
@@ -44,6 +46,7 @@ struct ServiceContext {
   NumaTopology* topology = nullptr;
   PlanFunction plan;
   NodeLimits limits;
+  std::vector<Gpu> gpus;
   std::string store_id;
   std::string node_name;
   std::string version;

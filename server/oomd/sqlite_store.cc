@@ -111,9 +111,10 @@ Result<int64_t> QueryInt(sqlite3* database, const char* sql) {
   return int64_t{0};
 }
 
-std::string PackPools(const std::vector<internal::v1::Pool>& pools) {
+std::string PackHoldings(const JobRecord& record) {
   internal::v1::JobStart holder;
-  for (const internal::v1::Pool& pool : pools) *holder.add_pools() = pool;
+  for (const internal::v1::Pool& pool : record.pools) *holder.add_pools() = pool;
+  holder.mutable_devices()->Assign(record.devices.begin(), record.devices.end());
   return holder.SerializeAsString();
 }
 
@@ -236,17 +237,18 @@ Result<StoreContent> SqliteStore::Load() {
       "stop_with_checkpoint, stop_grace_seconds, job, pools FROM jobs ORDER BY submit_order");
   while (jobs.Step()) {
     JobRecord record;
-    internal::v1::JobStart pools;
+    internal::v1::JobStart holder;
     record.submit_order = jobs.IntAt(0);
     record.last_transition = jobs.IntAt(1);
     record.last_failure_durable_step = jobs.IntAt(2);
     record.stop_state = static_cast<v1::JobState>(jobs.IntAt(3));
     record.stop_with_checkpoint = jobs.IntAt(4) != 0;
     record.stop_grace_seconds = jobs.RealAt(5);
-    if (!record.job.ParseFromString(jobs.BytesAt(6)) || !pools.ParseFromString(jobs.BytesAt(7))) {
+    if (!record.job.ParseFromString(jobs.BytesAt(6)) || !holder.ParseFromString(jobs.BytesAt(7))) {
       return Status(Code::kDataLoss, "a job row of " + impl_->options.path + " does not parse");
     }
-    record.pools.assign(pools.pools().begin(), pools.pools().end());
+    record.pools.assign(holder.pools().begin(), holder.pools().end());
+    record.devices.assign(holder.devices().begin(), holder.devices().end());
     content.last_sequence = std::max(content.last_sequence, record.job.sequence());
     content.jobs.push_back(std::move(record));
   }
@@ -276,7 +278,7 @@ Status SqliteStore::Impl::Write(const StoreBatch& batch) {
     row.Int(record.stop_state)
         .Int(record.stop_with_checkpoint ? 1 : 0)
         .Real(record.stop_grace_seconds);
-    row.Blob(record.job.SerializeAsString()).Blob(PackPools(record.pools)).Step();
+    row.Blob(record.job.SerializeAsString()).Blob(PackHoldings(record)).Step();
     if (!row.ok()) return SqliteStatus(writer, "writing job " + record.job.name());
   }
   for (const StoredEvent& event : batch.events) {

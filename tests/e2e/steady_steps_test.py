@@ -68,9 +68,10 @@ class SourceTest(unittest.TestCase):
         self.assertEqual(found, [])
 
     def test_the_workers_turn_gradients_off(self):
-        text = (harness.SOURCE / "worker/worker.cc").read_text()
-        self.assertIn("GradMode::set_enabled(false)", text)
-        self.assertIn("OOM_CHECK(!at::GradMode::is_enabled())", text)
+        for device in ("cpu", "cuda"):
+            text = (harness.SOURCE / f"worker/{device}_device.cc").read_text()
+            self.assertTrue("GradMode::set_enabled(false)" in text, device)
+            self.assertTrue("OOM_CHECK(!at::GradMode::is_enabled())" in text, device)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ FakeWorker::FakeWorker(const Options& options)
               .schedule = ReferenceJob::ScheduleOf(),
               .simd = options.simd,
               .wait = {.timeout = std::chrono::seconds(20)}}) {
-  auto arena = BufferArena::Create({&options_.job->graph});
+  auto arena = BufferArena::Create({&options_.job->graph}, &device_);
   OOM_CHECK(arena.ok());
   arena_ = std::move(arena).value();
   const auto layers = static_cast<size_t>(options_.job->model.layer_count);
@@ -152,7 +152,8 @@ Status FakeWorker::GatherRows(const Node& node, int64_t step) {
   batch.rows.clear();
   std::vector<std::byte> row(static_cast<size_t>(width * layout.weight_bytes()));
   for (const int64_t token : batch.tokens) {
-    OOM_RETURN_IF_ERROR(plane_.CopyWeights(node.unit, step, token * width, width, row.data()));
+    const auto number = static_cast<int32_t>(token);
+    OOM_RETURN_IF_ERROR(plane_.GatherRows(node, step, width, {&number, 1}, &number, row.data()));
     const auto lane_bytes = static_cast<size_t>(kLanes * layout.weight_bytes());
     if (std::memcmp(row.data(), row.data() + lane_bytes, row.size() - lane_bytes) != 0) {
       return Broken(node, step, "a row is torn");
@@ -202,7 +203,7 @@ Status FakeWorker::Run(const Node& node, int64_t step) {
       return plane_.StoreGradient(
           node, step, reinterpret_cast<const float*>(arena_->At(options_.job->graph, node.buffer)));
     case NodeKind::kStoreRows:
-      return plane_.StoreRows(node, step, row_sums_);
+      return plane_.StoreRows(node, step, row_sums_.data(), static_cast<int64_t>(row_sums_.size()));
     case NodeKind::kStoreBoundary:
       return plane_.StoreBoundary(node, reinterpret_cast<const std::byte*>(
                                             activation_[static_cast<size_t>(node.layer)].data()));

@@ -17,7 +17,7 @@
 #include "runtime/memory/control_page.h"
 #include "tests/graph/engine_testing.h"
 #include "worker/buffer_arena.h"
-#include "worker/data_plane.h"
+#include "worker/cpu_data_plane.h"
 
 namespace oom::testing {
 
@@ -66,6 +66,7 @@ class FakeWorker : public NodeRunner {
 
   const Options options_;
   CpuDataPlane plane_;
+  CpuAllocator device_;
   std::unique_ptr<BufferArena> arena_;
   std::vector<int64_t> layer_unit_;
   std::vector<int64_t> mixture_unit_;

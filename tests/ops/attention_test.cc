@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "runtime/ops/blocked_attention.h"
 #include "runtime/ops/causal_attention.h"
 #include "tests/ops/reference.h"
 
@@ -81,6 +82,41 @@ TEST(CausalAttentionTest, ATokenChangesNothingBeforeItOrInAnotherDocument) {
   for (int64_t t = 0; t < 31; ++t) {
     const bool may_change = t >= changed && t < 20;
     EXPECT_EQ(!BitEqual(before.select(0, t), after.select(0, t)), may_change) << "token " << t;
+  }
+}
+
+// Documents of one length; blocks of many and of few rows, and of one.
+TEST(CausalAttentionTest, WrittenOutByBlockItIsTheSame) {
+  const std::vector<int64_t> cu_seqlens = {0, 33, 66};
+  const auto by_document = [](const at::Tensor& x) {
+    return x.view({2, 33, x.size(1), 8}).transpose(1, 2);
+  };
+  const auto by_token = [](const at::Tensor& x) { return x.transpose(1, 2).flatten(0, 1); };
+  for (const int64_t window : {0, 2, 4, 33, 1000}) {
+    for (const int64_t block_elements : {1 << 20, 2 * 6 * 33 * 7, 1}) {
+      for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+        const at::Tensor q = Random({66, 6, 8}, 1, type), k = Random({66, 2, 8}, 2, type);
+        const at::Tensor v = Random({66, 2, 8}, 3, type), dy = Random({66, 6, 8}, 4, type);
+        const AttentionOutput expected = CausalAttentionForward(q, k, v, cu_seqlens, window);
+        const AttentionGradients gradients =
+            CausalAttentionBackward(dy, q, k, v, expected, cu_seqlens, window);
+        const BlockedAttentionOptions options = {.window = window,
+                                                 .block_elements = block_elements};
+        const auto [output, logsumexp] =
+            BlockedAttentionForward(by_document(q), by_document(k), by_document(v), options);
+        const auto [dq, dk, dv] =
+            BlockedAttentionBackward(by_document(dy), by_document(q), by_document(k),
+                                     by_document(v), output, logsumexp, options);
+        const double bar = type == at::kDouble ? 1e-13 : 1e-6;
+        const std::string what =
+            "window " + std::to_string(window) + ", block " + std::to_string(block_elements);
+        ExpectNear(by_token(output), expected.output_TNd, bar, what + ": o");
+        ExpectNear(by_token(logsumexp), expected.logsumexp_TN, bar, what + ": log-sum-exp");
+        ExpectNear(by_token(dq), gradients.query_TNd, bar, what + ": dq");
+        ExpectNear(by_token(dk), gradients.key_TGd, bar, what + ": dk");
+        ExpectNear(by_token(dv), gradients.value_TGd, bar, what + ": dv");
+      }
+    }
   }
 }
 

@@ -204,10 +204,57 @@ TEST(PlanJob, MissingFilesAreRefusedByField) {
   spec.set_output(directory / "config.json");
   EXPECT_TRUE(
       Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "output"));
-  spec = directory.Spec();
+}
+
+TEST(PlanJob, AGpusResidentStateIsNoPoolOfTheHosts) {
+  const JobDirectory directory;
+  v1::JobSpec spec = directory.Spec();
   spec.mutable_devices()->set_kind(v1::DEVICE_KIND_CUDA);
-  EXPECT_TRUE(
-      Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "devices.kind"));
+  NodeLimits limits = LargeNode();
+  limits.gpu_memory_bytes = int64_t{80} << 30;
+  const auto planned = PlanJob(spec, limits);
+  ASSERT_TRUE(planned.ok()) << planned.status().ToString();
+  EXPECT_TRUE(planned->plan.cuda_devices());
+  // Without a budget the whole GPU is one, and this model fits.
+  for (const v1::UnitPlan& unit : planned->plan.units()) {
+    EXPECT_EQ(unit.home(), v1::STATE_HOME_RESIDENT) << unit.unit();
+  }
+  for (const internal::v1::Pool& pool : planned->pools) {
+    EXPECT_FALSE(pool.name().starts_with("device.")) << pool.name();
+  }
+  int64_t host_bytes = 0, device_bytes = 0;
+  for (const v1::MemoryEstimate& item : planned->plan.estimate().memory()) {
+    (item.space().starts_with("device") ? device_bytes : host_bytes) += item.bytes();
+  }
+  EXPECT_EQ(planned->plan.estimate().device_bytes_peak(), device_bytes);
+  EXPECT_EQ(planned->plan.estimate().host_bytes_peak(), host_bytes);
+
+  limits.gpu_memory_bytes = int64_t{1} << 20;
+  EXPECT_TRUE(Refused(PlanJob(spec, limits), Code::kResourceExhausted, "OUT_OF_GPU_MEMORY",
+                      "budgets.gpu_memory"));
+}
+
+TEST(PlanJob, WhatGpusCannotDoYetIsRefused) {
+  const JobDirectory directory;
+  v1::JobSpec spec = directory.Spec();
+  spec.mutable_devices()->set_kind(v1::DEVICE_KIND_CUDA);
+  spec.set_accumulation(2);
+  EXPECT_TRUE(Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT",
+                      "plan.accumulation"));
+  spec = directory.Spec();
+  auto planned = PlanJob(spec, LargeNode());
+  ASSERT_TRUE(planned.ok());
+  const auto model = ReadHfConfig(directory / "config.json");
+  v1::Plan plan = planned->plan;
+  plan.set_cuda_devices(true);
+  EXPECT_TRUE(ValidatePlan(*model, plan).ok());
+  if (plan.rank_count() == 1) {
+    spec.mutable_devices()->set_count(2);
+    plan = PlanJob(spec, LargeNode())->plan;
+    plan.set_cuda_devices(true);
+  }
+  plan.mutable_units(0)->set_home(v1::STATE_HOME_RESIDENT);
+  EXPECT_EQ(ValidatePlan(*model, plan).field(), "plan.units[0]");
 }
 
 std::string ToJson(const v1::Plan& plan) {

@@ -78,7 +78,7 @@ TEST(JobQueueTest, StartsTheModelsHeadAndNeverMoreThanFits) {
       }
       ASSERT_EQ(queue.NextToStart(resources), expected);
       if (!expected.empty()) {
-        resources.Take(expected, waiting[0].need);
+        resources.Take(expected, waiting[0].need, resources.ChooseDevices(waiting[0].need));
         queue.Remove(expected);
         running.push_back(waiting[0]);
         waiting.erase(waiting.begin());
@@ -98,7 +98,7 @@ TEST(JobQueueTest, StartsTheModelsHeadAndNeverMoreThanFits) {
 
 TEST(JobQueueTest, AWaitingJobIsToldWhatBlocksItInNumbers) {
   NodeResources resources(TwoNodes());
-  resources.Take("running", Need(1, 8_GiB, 0));
+  resources.Take("running", Need(1, 8_GiB, 0), {0});
   JobQueue queue;
   queue.Add({.id = "head", .priority = 0, .submit_order = 1, .need = Need(1, 3_GiB, 0)});
   queue.Add({.id = "second", .priority = 0, .submit_order = 2, .need = Need(1, 1_GiB, 0)});
@@ -121,6 +121,16 @@ TEST(JobQueueTest, AJobThatCanNeverStartHoldsUpNobody) {
   queue.Add({.id = "small", .priority = 0, .submit_order = 2, .need = Need(1, 1_GiB, 0)});
   EXPECT_EQ(queue.NextToStart(resources), "small");
   EXPECT_EQ(queue.Explain(resources)[0].reason, "WAITING_RESOURCES");
+}
+
+TEST(NodeResourcesTest, AnAdoptedJobKeepsItsDevices) {
+  NodeResources resources({.capacity_bytes = {10_GiB}, .device_counts = {{v1::DEVICE_KIND_CPU, 3}}});
+  resources.Take("adopted", Need(2, 1_GiB, 0), {2, 0});
+  EXPECT_EQ(resources.ChooseDevices(Need(1, 1_GiB, 0)), std::vector<int>{1});
+  resources.Take("next", Need(1, 1_GiB, 0), {1});
+  EXPECT_TRUE(resources.ChooseDevices(Need(1, 1_GiB, 0)).empty());
+  resources.Release("adopted");
+  EXPECT_EQ(resources.ChooseDevices(Need(2, 1_GiB, 0)), (std::vector<int>{0, 2}));
 }
 
 TEST(ResourceNeedTest, CountsPoolsAndOnCpuDevicesTheDevicesToo) {

@@ -39,6 +39,7 @@ class SqliteStoreTest : public testing::Test {
     internal::v1::Pool pool;
     pool.set_bytes(4096);
     record.pools = {pool, pool};
+    record.devices = {3, 1};
     return record;
   }
   static StoreBatch Batch(const std::string& id, int64_t order, int64_t sequence,
@@ -93,6 +94,7 @@ TEST_F(SqliteStoreTest, WhatIsCommittedIsThereAfterItIsOpenedAgain) {
   EXPECT_TRUE(content->jobs[1].stop_with_checkpoint);
   EXPECT_EQ(content->jobs[1].stop_grace_seconds, 2.5);
   EXPECT_EQ(content->jobs[1].pools.size(), 2U);
+  EXPECT_EQ(content->jobs[1].devices, (std::vector<int>{3, 1}));
   const auto request = store->FindRequest(1, "r-b");
   ASSERT_TRUE(request.ok() && request->has_value());
   EXPECT_EQ((*request)->payload_hash, 0xFFFFFFFFFFFFFFFF);

@@ -1,0 +1,115 @@
+#include "runtime/ops/cuda/attention_cuda.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+#include "runtime/base/check.h"
+
+namespace oom {
+namespace {
+
+// cuDNN compiles a plan for every length it meets; short documents are not worth one.
+constexpr int64_t kShortestForCudnn = 128;
+constexpr int64_t kTokensOfABlock = 128;
+
+bool HasOneLength(const PackedBatch& batch) {
+  const std::vector<int64_t>& starts = batch.cu_seqlens;
+  for (size_t i = 1; i < starts.size(); ++i) {
+    if (starts[i] - starts[i - 1] != batch.longest) return false;
+  }
+  return true;
+}
+
+bool TakesCudnn(const PackedBatch& batch, int64_t window) {
+  return batch.longest >= kShortestForCudnn && (window == 0 || window >= batch.longest) &&
+         !at::globalContext().deterministicAlgorithms() && HasOneLength(batch);
+}
+
+// [T, N, d] as [B, N, S, d], without a copy.
+at::Tensor ByDocument(const at::Tensor& x_TNd, int64_t length) {
+  return x_TNd.view({x_TNd.size(0) / length, length, x_TNd.size(1), x_TNd.size(2)}).transpose(1, 2);
+}
+
+// And back.
+at::Tensor ByToken(const at::Tensor& x_BNSd) {
+  return x_BNSd.transpose(1, 2).contiguous().view({-1, x_BNSd.size(1), x_BNSd.size(3)});
+}
+
+// FlashAttention's arguments beside the tensors.
+struct PackedArguments {
+  PackedArguments(const PackedBatch& batch, int64_t window)
+      : starts(batch.document_starts),
+        // Rounded up so that batches share sizes.
+        longest((batch.longest + kTokensOfABlock - 1) / kTokensOfABlock * kTokensOfABlock) {
+    OOM_CHECK(starts.is_cuda() && starts.scalar_type() == at::kInt);
+    if (window > 0 && window < batch.longest) {
+      window_left = window - 1;
+      window_right = 0;
+    }
+  }
+
+  at::Tensor starts;
+  int64_t longest;
+  std::optional<int64_t> window_left;
+  std::optional<int64_t> window_right;
+};
+
+}  // namespace
+
+AttentionOutput CudaAttentionForward(const at::Tensor& query_TNd, const at::Tensor& key_TGd,
+                                     const at::Tensor& value_TGd, const PackedBatch& batch,
+                                     int64_t window) {
+  AttentionOutput result;
+  if (TakesCudnn(batch, window)) {
+    const auto outputs = at::_scaled_dot_product_cudnn_attention(
+        ByDocument(query_TNd, batch.longest), ByDocument(key_TGd, batch.longest),
+        ByDocument(value_TGd, batch.longest), /*attn_bias=*/std::nullopt,
+        /*compute_log_sumexp=*/true, /*dropout_p=*/0.0, /*is_causal=*/true);
+    result.output_TNd = ByToken(std::get<0>(outputs));
+    result.logsumexp_TN = std::get<1>(outputs);
+    return result;
+  }
+  const PackedArguments packed(batch, window);
+  const auto outputs = at::_flash_attention_forward(
+      query_TNd, key_TGd, value_TGd, packed.starts, packed.starts, packed.longest, packed.longest,
+      /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, /*scale=*/std::nullopt,
+      packed.window_left, packed.window_right);
+  result.output_TNd = std::get<0>(outputs);
+  result.logsumexp_TN = std::get<1>(outputs);
+  return result;
+}
+
+AttentionGradients CudaAttentionBackward(const at::Tensor& doutput_TNd, const at::Tensor& query_TNd,
+                                         const at::Tensor& key_TGd, const at::Tensor& value_TGd,
+                                         const AttentionOutput& forward, const PackedBatch& batch,
+                                         int64_t window) {
+  // The state of the random numbers that dropout would have used.
+  const at::Tensor unused = at::empty({2}, query_TNd.options().dtype(at::kLong));
+  AttentionGradients result;
+  if (TakesCudnn(batch, window)) {
+    const int64_t length = batch.longest;
+    const auto [dquery, dkey, dvalue] = at::_scaled_dot_product_cudnn_attention_backward(
+        ByDocument(doutput_TNd, length), ByDocument(query_TNd, length), ByDocument(key_TGd, length),
+        ByDocument(value_TGd, length), ByDocument(forward.output_TNd, length), forward.logsumexp_TN,
+        unused, unused,
+        /*attn_bias=*/at::Tensor(), /*cum_seq_q=*/at::Tensor(), /*cum_seq_k=*/at::Tensor(), length,
+        length, /*dropout_p=*/0.0, /*is_causal=*/true);
+    result.query_TNd = ByToken(dquery);
+    result.key_TGd = ByToken(dkey);
+    result.value_TGd = ByToken(dvalue);
+    return result;
+  }
+  // FlashAttention takes a mere warning for leave to differ from run to run.
+  OOM_CHECK(!at::globalContext().deterministicAlgorithms() ||
+            !at::globalContext().deterministicAlgorithmsWarnOnly());
+  const PackedArguments packed(batch, window);
+  std::tie(result.query_TNd, result.key_TGd, result.value_TGd) = at::_flash_attention_backward(
+      doutput_TNd, query_TNd, key_TGd, value_TGd, forward.output_TNd, forward.logsumexp_TN,
+      packed.starts, packed.starts, packed.longest, packed.longest, /*dropout_p=*/0.0,
+      /*is_causal=*/true, unused, unused, /*scale=*/std::nullopt, packed.window_left,
+      packed.window_right);
+  return result;
+}
+
+}  // namespace oom

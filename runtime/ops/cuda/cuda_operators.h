@@ -1,0 +1,13 @@
+// The operators of NVIDIA GPUs: BF16 activations through the kernels of runtime/kernels, cuBLAS,
+// cuDNN and LibTorch's attention and grouped product. They enqueue on LibTorch's current stream and
+// never wait for the device. Other types take the composites there. Below compute capability 9.0
+// LibTorch's grouped product itself waits for the device.
+
+#pragma once
+
+namespace oom {
+
+// Once, before the first operator runs.
+void InstallCudaOperators();
+
+}  // namespace oom

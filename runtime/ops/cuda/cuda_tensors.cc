@@ -1,0 +1,68 @@
+#include "runtime/ops/cuda/cuda_tensors.h"
+
+#include <c10/cuda/CUDAStream.h>
+
+#include "runtime/kernels/rms_norm.h"
+
+namespace oom {
+namespace {
+
+template <class Dy, class Dx>
+void NormBackward(const NormGradient& gradient, const at::Tensor& dx_RH) {
+  const RmsNormShape shape{.rows = gradient.x_RH.size(0), .width = gradient.x_RH.size(1)};
+  at::Tensor scratch;
+  if (gradient.dweight_H.defined()) {
+    scratch = ScratchBytes(RmsNormBackwardScratchBytes(shape), gradient.x_RH);
+  }
+  RmsNormBackward(
+      shape,
+      RmsNormBackwardArguments<__nv_bfloat16, Dy, Dx>{
+          .dy_RH = DeviceData<Dy>(gradient.dy_RH),
+          .x_RH = DeviceData<__nv_bfloat16>(gradient.x_RH),
+          .weight_H = DeviceData<__nv_bfloat16>(gradient.weight_H),
+          .epsilon = static_cast<float>(gradient.epsilon),
+          .residual_gradient_RH = DeviceData<__nv_bfloat16>(gradient.residual_gradient_RH),
+          .dx_RH = DeviceData<Dx>(dx_RH),
+          .dweight_H = DeviceData<float>(gradient.dweight_H),
+          .scratch = scratch.defined() ? static_cast<float*>(scratch.data_ptr()) : nullptr},
+      OperatorStream());
+}
+
+}  // namespace
+
+cudaStream_t OperatorStream() { return c10::cuda::getCurrentCUDAStream().stream(); }
+
+at::Tensor ScratchBytes(int64_t bytes, const at::Tensor& like) {
+  return at::empty({bytes}, like.options().dtype(at::kByte));
+}
+
+void AddWeightGradient(at::Tensor gradient_OI, const at::Tensor& dy_RO, const at::Tensor& x_RI) {
+  at::addmm_out(gradient_OI, gradient_OI, dy_RO.t(), x_RI, at::kFloat);
+}
+
+void AddWideProduct(at::Tensor sum_RI, const at::Tensor& a_RO, const at::Tensor& b_OI) {
+  at::addmm_out(sum_RI, sum_RI, a_RO, b_OI, at::kFloat);
+}
+
+at::Tensor NormForward(const at::Tensor& x_RH, const at::Tensor& weight_H, double epsilon) {
+  at::Tensor normed_RH = at::empty_like(x_RH);
+  RmsNormForward(
+      {.rows = x_RH.size(0), .width = x_RH.size(1)},
+      RmsNormForwardArguments<__nv_bfloat16>{.x_RH = DeviceData<__nv_bfloat16>(x_RH),
+                                             .weight_H = DeviceData<__nv_bfloat16>(weight_H),
+                                             .epsilon = static_cast<float>(epsilon),
+                                             .y_RH = DeviceData<__nv_bfloat16>(normed_RH)},
+      OperatorStream());
+  return normed_RH;
+}
+
+void NormBackward(const NormGradient& gradient, at::Tensor dx_RH) {
+  const bool wide_dy = gradient.dy_RH.scalar_type() == at::kFloat;
+  const bool wide_dx = dx_RH.scalar_type() == at::kFloat;
+  if (wide_dy && wide_dx) return NormBackward<float, float>(gradient, dx_RH);
+  if (wide_dy) return NormBackward<float, __nv_bfloat16>(gradient, dx_RH);
+  if (wide_dx) return NormBackward<__nv_bfloat16, float>(gradient, dx_RH);
+  NormBackward<__nv_bfloat16, __nv_bfloat16>(gradient, dx_RH);
+}
+
+}  // namespace oom

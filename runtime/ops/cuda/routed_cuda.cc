@@ -1,0 +1,240 @@
+#include "runtime/ops/cuda/routed_cuda.h"
+
+#include "runtime/kernels/expert_groups.h"
+#include "runtime/kernels/grouped_weight_gradient.h"
+#include "runtime/kernels/router.h"
+#include "runtime/kernels/swiglu.h"
+#include "runtime/kernels/token_rows.h"
+#include "runtime/ops/cuda/cuda_tensors.h"
+#include "runtime/ops/precision.h"
+
+namespace oom {
+namespace {
+
+RouterShape ShapeOfRouter(const ModelDescription& model, int64_t tokens) {
+  return {.token_count = tokens,
+          .expert_count = static_cast<int>(model.expert_count),
+          .experts_per_token = static_cast<int>(model.experts_per_token),
+          .renormalize = model.renormalize_top_k};
+}
+
+// By expert, the row after its last: what grouped products take.
+at::Tensor RowEnds(const ExpertGroups& groups) {
+  return groups.first_row_E1.narrow(0, 1, groups.first_row_E1.size(0) - 1);
+}
+
+// y = x @ w[e] for each expert's rows; w [E, in, out], perhaps a transposed view.
+at::Tensor GroupedProduct(const at::Tensor& x, const at::Tensor& w, const ExpertGroups& groups) {
+  return at::_grouped_mm(x, w, RowEnds(groups));
+}
+
+TokenRows RowsOfTokens(const ExpertGroups& groups, int64_t hidden_size) {
+  return {.rows_TK = DeviceData<int32_t>(groups.rows_TK),
+          .token_count = groups.rows_TK.size(0),
+          .rows_per_token = groups.rows_TK.size(1),
+          .hidden_size = hidden_size};
+}
+
+at::Tensor Spread(const at::Tensor& x_TH, const ExpertGroups& groups) {
+  at::Tensor x_RH = at::empty({groups.pair_R.size(0), x_TH.size(1)}, x_TH.options());
+  SpreadRows(RowsOfTokens(groups, x_TH.size(1)), DeviceData<__nv_bfloat16>(x_TH),
+             DeviceData<__nv_bfloat16>(x_RH), OperatorStream());
+  return x_RH;
+}
+
+// The combine's weights, FP32.
+at::Tensor WeightByRow(const ModelDescription& model, const MixtureSaved& saved) {
+  const at::Tensor weight_TK = Wide(CombineWeights(model, saved.router));
+  at::Tensor weight_R = at::empty(saved.groups.pair_R.sizes(), weight_TK.options());
+  PairsToRows(DeviceData<int32_t>(saved.groups.pair_R), weight_R.size(0),
+              DeviceData<float>(weight_TK), DeviceData<float>(weight_R), OperatorStream());
+  return weight_R;
+}
+
+ExpertGroups Group(const ModelDescription& model, const at::Tensor& expert_TK) {
+  const int64_t tokens = expert_TK.size(0);
+  const int64_t rows = tokens * model.experts_per_token;
+  ExpertGroups groups;
+  groups.first_row_E1 = at::empty({model.expert_count + 1}, expert_TK.options());
+  groups.pair_R = at::empty({rows}, expert_TK.options());
+  groups.token_R = at::empty({rows}, expert_TK.options());
+  groups.rows_TK = at::empty_like(expert_TK);
+  const ExpertGroupShape shape{.token_count = tokens,
+                               .expert_count = static_cast<int>(model.expert_count),
+                               .experts_per_token = static_cast<int>(model.experts_per_token)};
+  const at::Tensor scratch = ScratchBytes(ExpertGroupScratchBytes(shape), expert_TK);
+  GroupRowsByExpert(shape, DeviceData<int32_t>(expert_TK),
+                    {.first_row_E1 = DeviceData<int32_t>(groups.first_row_E1),
+                     .pair_R = DeviceData<int32_t>(groups.pair_R),
+                     .token_R = DeviceData<int32_t>(groups.token_R),
+                     .rows_TK = DeviceData<int32_t>(groups.rows_TK)},
+                    scratch.data_ptr(), OperatorStream());
+  return groups;
+}
+
+void Count(const RouterShape& shape, const at::Tensor& probability_BE, const ExpertGroups& groups,
+           RouterStats* stats) {
+  if (!stats->count_E.defined()) {
+    const at::TensorOptions options = probability_BE.options();
+    stats->count_E = at::zeros({probability_BE.size(1)}, options.dtype(at::kLong));
+    stats->probability_E = at::zeros({probability_BE.size(1)}, options);
+  }
+  AddRouterStats(shape, DeviceData<double>(probability_BE),
+                 DeviceData<int32_t>(groups.first_row_E1), DeviceData<int64_t>(stats->count_E),
+                 DeviceData<double>(stats->probability_E), OperatorStream());
+  stats->tokens += shape.token_count;
+}
+
+// gradient[e] += dy.T @ x over each expert's rows.
+void AddGroupedWeightGradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x,
+                              const ExpertGroups& groups) {
+  OOM_CHECK(gradient.stride(2) == 1);
+  GroupedWeightGradient({.rows = dy.size(0),
+                         .expert_count = gradient.size(0),
+                         .x_width = dy.size(1),
+                         .y_width = x.size(1),
+                         .d_row_stride = gradient.stride(1),
+                         .d_expert_stride = gradient.stride(0)},
+                        {.accumulate = true, .hopper = HasHopperTensorCores()},
+                        DeviceData<__nv_bfloat16>(dy), DeviceData<__nv_bfloat16>(x),
+                        DeviceData<int32_t>(RowEnds(groups)), DeviceData<float>(gradient),
+                        OperatorStream());
+}
+
+// What leaves the experts' SwiGLU backward.
+struct ActivationGradients {
+  at::Tensor dgate_up_RF;
+  at::Tensor weighted_RI;
+  at::Tensor dweight_R;
+};
+
+// `da_RI`'s memory becomes weighted_RI.
+ActivationGradients ActivationBackward(const at::Tensor& da_RI, const at::Tensor& gate_up_RF,
+                                       const at::Tensor& weight_R) {
+  ActivationGradients result;
+  result.dgate_up_RF = at::empty_like(gate_up_RF);
+  result.weighted_RI = da_RI;
+  result.dweight_R = at::empty_like(weight_R);
+  SwigluBackward({.rows = da_RI.size(0), .width = da_RI.size(1)},
+                 SwigluBackwardArguments<__nv_bfloat16>{
+                     .da_RI = DeviceData<__nv_bfloat16>(da_RI),
+                     .gate_up_RF = DeviceData<__nv_bfloat16>(gate_up_RF),
+                     .weight_R = DeviceData<float>(weight_R),
+                     .dgate_up_RF = DeviceData<__nv_bfloat16>(result.dgate_up_RF),
+                     .weighted_RI = DeviceData<__nv_bfloat16>(result.weighted_RI),
+                     .dweight_R = DeviceData<float>(result.dweight_R)},
+                 OperatorStream());
+  return result;
+}
+
+// The experts' part of dn, wide; `dweight_R` receives the gradient of the combine's weights.
+at::Tensor ExpertsBackward(const ModelDescription& model, const LayerTensors& weights,
+                           const at::Tensor& dy_TH, const at::Tensor& normed_TH,
+                           const MixtureSaved& saved, LayerTensors* gradients,
+                           at::Tensor* dweight_R) {
+  const ExpertGroups& groups = saved.groups;
+  ActivationGradients activation;
+  {
+    const at::Tensor dy_RH = Spread(dy_TH, groups);
+    activation = ActivationBackward(GroupedProduct(dy_RH, weights.down, groups), saved.gate_up_RF,
+                                    WeightByRow(model, saved));
+    AddGroupedWeightGradient(gradients->down, dy_RH, activation.weighted_RI, groups);
+    activation.weighted_RI.reset();
+  }
+  AddGroupedWeightGradient(gradients->gate_up, activation.dgate_up_RF, Spread(normed_TH, groups),
+                           groups);
+  const at::Tensor dx_RH = GroupedProduct(activation.dgate_up_RF, weights.gate_up, groups);
+  activation.dgate_up_RF.reset();
+  *dweight_R = activation.dweight_R;
+
+  at::Tensor dx_TH = at::empty(dy_TH.sizes(), dy_TH.options().dtype(at::kFloat));
+  SumTokenRows(RowsOfTokens(groups, dy_TH.size(1)), DeviceData<__nv_bfloat16>(dx_RH),
+               DeviceData<float>(dx_TH), OperatorStream());
+  return dx_TH;
+}
+
+// The logits' gradient, BF16.
+at::Tensor LogitsGradient(const ModelDescription& model, const MixtureSaved& saved,
+                          const at::Tensor& dweight_R, const LoadBalanceTerm& balance) {
+  const RouterSaved& router = saved.router;
+  const at::Tensor dweight_TK = at::empty_like(router.weight_TK);
+  RowsToPairs(DeviceData<int32_t>(saved.groups.pair_R), dweight_R.size(0),
+              DeviceData<float>(dweight_R), DeviceData<float>(dweight_TK), OperatorStream());
+  at::Tensor fraction_E;
+  double scale = 0.0;
+  if (balance.coefficient != 0.0) {
+    fraction_E = balance.fraction_E.to(at::kFloat);
+    scale = balance.coefficient * static_cast<double>(model.expert_count) /
+            static_cast<double>(balance.tokens);
+  }
+  at::Tensor dlogits_TE = at::empty_like(router.logits_TE);
+  RouterBackward(ShapeOfRouter(model, router.logits_TE.size(0)),
+                 DeviceData<__nv_bfloat16>(router.logits_TE),
+                 {.expert_TK = DeviceData<int32_t>(router.expert_TK),
+                  .weight_TK = DeviceData<float>(router.weight_TK),
+                  .dweight_TK = DeviceData<float>(dweight_TK),
+                  .balance = {.fraction_E = DeviceData<float>(fraction_E), .scale = scale}},
+                 DeviceData<__nv_bfloat16>(dlogits_TE), OperatorStream());
+  return dlogits_TE;
+}
+
+}  // namespace
+
+void CudaRoute(const ModelDescription& model, const at::Tensor& normed_TH,
+               const at::Tensor& router_EH, MixtureSaved* saved, RouterStats* stats) {
+  const RouterShape shape = ShapeOfRouter(model, normed_TH.size(0));
+  const at::TensorOptions options = normed_TH.options();
+  RouterSaved& router = saved->router;
+  router.logits_TE = at::linear(normed_TH, router_EH);
+  router.expert_TK =
+      at::empty({shape.token_count, model.experts_per_token}, options.dtype(at::kInt));
+  router.weight_TK = at::empty(router.expert_TK.sizes(), options.dtype(at::kFloat));
+  at::Tensor probability_BE;
+  if (stats != nullptr) {
+    probability_BE =
+        at::empty({RouterBlocks(shape), model.expert_count}, options.dtype(at::kDouble));
+  }
+  RouterForward(shape, DeviceData<__nv_bfloat16>(router.logits_TE),
+                {.expert_TK = DeviceData<int32_t>(router.expert_TK),
+                 .weight_TK = DeviceData<float>(router.weight_TK),
+                 .probability_BE = DeviceData<double>(probability_BE)},
+                OperatorStream());
+  saved->groups = Group(model, router.expert_TK);
+  if (stats != nullptr) Count(shape, probability_BE, saved->groups, stats);
+}
+
+at::Tensor CudaExpertsGateUp(const at::Tensor& normed_TH, const at::Tensor& gate_up_EFH,
+                             const ExpertGroups& groups) {
+  return GroupedProduct(Spread(normed_TH, groups), gate_up_EFH.transpose(1, 2), groups);
+}
+
+at::Tensor CudaExpertsDown(const ModelDescription& model, const MixtureSaved& saved,
+                           const at::Tensor& down_EHI, const at::Tensor& residual_TH) {
+  const at::Tensor& gate_up_RF = saved.gate_up_RF;
+  at::Tensor a_RI = at::empty({gate_up_RF.size(0), gate_up_RF.size(1) / 2}, gate_up_RF.options());
+  SwigluForward({.rows = a_RI.size(0), .width = a_RI.size(1)},
+                DeviceData<__nv_bfloat16>(gate_up_RF), DeviceData<__nv_bfloat16>(a_RI),
+                OperatorStream());
+  const at::Tensor y_RH = GroupedProduct(a_RI, down_EHI.transpose(1, 2), saved.groups);
+  a_RI.reset();
+  at::Tensor y_TH = at::empty_like(residual_TH);
+  CombineRows(RowsOfTokens(saved.groups, y_TH.size(1)), DeviceData<__nv_bfloat16>(y_RH),
+              DeviceData<float>(WeightByRow(model, saved)), DeviceData<__nv_bfloat16>(residual_TH),
+              DeviceData<__nv_bfloat16>(y_TH), OperatorStream());
+  return y_TH;
+}
+
+at::Tensor CudaRoutedBackward(const ModelDescription& model, const LayerTensors& weights,
+                              const at::Tensor& dy_TH, const at::Tensor& normed_TH,
+                              const MixtureSaved& saved, const LoadBalanceTerm& balance,
+                              LayerTensors* gradients) {
+  at::Tensor dweight_R;
+  at::Tensor dnormed_TH =
+      ExpertsBackward(model, weights, dy_TH, normed_TH, saved, gradients, &dweight_R);
+  const at::Tensor dlogits_TE = LogitsGradient(model, saved, dweight_R, balance);
+  AddWeightGradient(gradients->router, dlogits_TE, normed_TH);
+  AddWideProduct(dnormed_TH, dlogits_TE, weights.router);
+  return dnormed_TH;
+}
+
+}  // namespace oom

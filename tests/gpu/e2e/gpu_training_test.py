@@ -1,0 +1,122 @@
+"""Training on a GPU, the whole chain through the daemon, against the CPU device and against itself.
+
+    OOM_BIN=FOLDER/bin python3 gpu_training_test.py     on a machine with a GPU, from a package (deploy/package.sh)
+"""
+
+import pathlib
+import sys
+import unittest
+
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "e2e"))
+
+import harness  # noqa: E402
+
+CUDA = {"kind": "cuda", "count": 1}
+
+
+class GpuTest(harness.NodeTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        if not any(device["kind"] == "cuda" for device in cls.devices()):
+            raise unittest.SkipTest("no GPU")
+        cls.data = harness.write_data(cls.folder / "train", tokens=32 * 4 * 120 + 1, documents=150, seed=3)
+        cls.models = {family: harness.write_model(cls.folder / family, family, seed=7) for family in harness.FAMILIES}
+
+    @classmethod
+    def devices(cls):
+        import json
+        return json.loads(cls.node.oom("node", "-o", "json").stdout).get("devices", [])
+
+    def run_job(self, name, family="qwen3_moe", edit=None, **settings):
+        settings = dict(name=name, model=self.models[family], train=self.data, output=self.folder / name,
+                        devices=CUDA) | settings
+        job = harness.write_job(self.folder / f"{name}.yaml", **settings)
+        if edit is not None:
+            plan = self.node.write_plan(self.folder / f"{name}.plan.json", job, edit)
+            job = harness.write_job(job, **settings, plan=str(plan))
+        return self.node.train(job)
+
+
+def make_deterministic(plan):
+    plan["deterministic"] = True
+
+
+def make_streamed(plan):
+    make_deterministic(plan)
+    for unit in plan["units"]:
+        unit["home"] = "STATE_HOME_STREAMED"
+    for layer in plan["layers"]:
+        layer["boundary"] = "BOUNDARY_HOME_HOST"
+
+
+def make_resident(plan):
+    make_deterministic(plan)
+    for unit in plan["units"]:
+        unit["home"] = "STATE_HOME_RESIDENT"
+
+
+class Float32(GpuTest):
+    def test_a_gpu_trains_as_the_cpu_device_does(self):
+        for family in harness.FAMILIES:
+            with self.subTest(family):
+                shape = {"steps": 100, "optimizer": {"learning_rate": 3e-4}}
+                gpu = self.run_job(f"{family}-gpu", family, make_streamed, **shape).losses()
+                cpu = self.run_job(f"{family}-cpu", family, devices={"kind": "cpu", "count": 1}, **shape).losses()
+                difference = np.max(np.abs(np.array(gpu) - cpu) / np.abs(cpu))
+                print(f"{family}: losses differ by {difference:.2e}")
+                self.assertLess(difference, 1e-5)
+                self.assertLess(np.mean(cpu[-5:]), np.mean(cpu[:5]) - 0.1)  # It learns something.
+
+
+class Plans(GpuTest):
+    def compare(self, precision, **settings):
+        shape = {"steps": 12, "precision": precision} | settings
+        name = f"{precision}-{'-'.join(sorted(settings))}"
+        streamed = self.run_job(f"{name}-streamed", edit=make_streamed, **shape)
+        for variant, edit in (("resident", make_resident), ("mixed", self.mix)):
+            other = self.run_job(f"{name}-{variant}", edit=edit, **shape)
+            self.assertEqual(other.exact_steps(), streamed.exact_steps(), variant)
+            for kind, tensors in streamed.state().items():
+                self.assertEqual(harness.different_tensors(other.state()[kind], tensors), [], f"{variant} {kind}")
+
+    @staticmethod
+    def mix(plan):
+        make_streamed(plan)
+        for unit in plan["units"][::2]:
+            unit["home"] = "STATE_HOME_RESIDENT"
+        plan["layers"][1]["boundary"] = "BOUNDARY_HOME_DEVICE"
+        plan["layers"][2]["retainMixer"] = True
+
+    def test_bfloat16(self):
+        self.compare("bfloat16")
+
+    def test_float32(self):
+        self.compare("float32")
+
+    def test_clipping(self):
+        self.compare("bfloat16", optimizer={"learning_rate": 1e-3, "max_gradient_norm": 0.05})
+
+
+class Resume(GpuTest):
+    def test_a_stop_changes_nothing(self):
+        shape = {"steps": 12, "precision": "bfloat16", "checkpoint": {"every_steps": 5, "keep": 2}}
+        whole = self.run_job("whole", edit=self.half_resident, **shape)
+        first = self.run_job("parts", edit=self.half_resident, **(shape | {"steps": 5}))
+        self.assertEqual(first.checkpoints(), [5])
+        both = self.run_job("parts", edit=self.half_resident, **shape, resume="auto")
+        self.assertEqual(both.exact_steps(), whole.exact_steps())
+        for kind, tensors in whole.state().items():
+            self.assertEqual(harness.different_tensors(both.state()[kind], tensors), [], kind)
+
+    @staticmethod
+    def half_resident(plan):
+        make_streamed(plan)
+        for unit in plan["units"][: len(plan["units"]) // 2]:
+            unit["home"] = "STATE_HOME_RESIDENT"
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,310 @@
+// Times of the operators of one decoder layer and of the head on the GPU, with random weights: one
+// line a program with the median of several runs, the arithmetic that it must do over that time,
+// and the most memory that LibTorch gave out while it ran, with what was given out before. Then the
+// pieces that the programs are made of. By default Qwen3-30B-A3B, 8 sequences of 4,096 tokens.
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/base/check.h"
+#include "runtime/ops/cuda/attention_cuda.h"
+#include "runtime/ops/cuda/cuda_operators.h"
+#include "runtime/ops/cuda/cuda_tensors.h"
+#include "runtime/ops/cuda/routed_cuda.h"
+#include "runtime/ops/embedding.h"
+#include "runtime/ops/head_loss.h"
+#include "runtime/ops/layer.h"
+#include "runtime/ops/rms_norm.h"
+
+namespace oom {
+namespace {
+
+constexpr int kRuns = 7;
+
+void Check(cudaError_t error) { OOM_CHECK_MSG(error == cudaSuccess, cudaGetErrorString(error)); }
+
+class Event {
+ public:
+  Event() { Check(cudaEventCreate(&event_)); }
+  ~Event() { static_cast<void>(cudaEventDestroy(event_)); }
+  Event(const Event&) = delete;
+  void Record() { Check(cudaEventRecord(event_, OperatorStream())); }
+  double MillisecondsSince(const Event& start) {
+    Check(cudaEventSynchronize(event_));
+    float milliseconds = 0.0f;
+    Check(cudaEventElapsedTime(&milliseconds, start.event_, event_));
+    return milliseconds;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+double MedianMilliseconds(const std::function<void()>& run) {
+  for (int i = 0; i < 2; ++i) run();
+  std::vector<double> times;
+  for (int i = 0; i < kRuns; ++i) {
+    Event start, end;
+    start.Record();
+    run();
+    end.Record();
+    times.push_back(end.MillisecondsSince(start));
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+double AllocatedGiB(bool peak) {
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
+  const auto& all = stats.allocated_bytes[0];
+  return static_cast<double>(peak ? all.peak : all.current) / static_cast<double>(1 << 30);
+}
+
+// `flops` 0: not a matter of arithmetic.
+void Report(const std::string& name, double flops, const std::function<void()>& run) {
+  c10::cuda::CUDACachingAllocator::resetPeakStats(0);
+  const double before = AllocatedGiB(/*peak=*/false);
+  const double milliseconds = MedianMilliseconds(run);
+  std::printf("%-34s %8.3f ms", name.c_str(), milliseconds);
+  if (flops > 0) std::printf("  %6.1f TFLOP/s", flops / milliseconds * 1e-9);
+  std::printf("  %7.3f GiB at most, %7.3f before\n", AllocatedGiB(/*peak=*/true), before);
+  std::fflush(stdout);
+}
+
+at::Tensor RandomWeight(at::IntArrayRef shape) {
+  return at::randn(shape, at::TensorOptions(at::kCUDA).dtype(at::kBFloat16)).mul_(0.02);
+}
+
+at::Tensor RandomRows(int64_t rows, int64_t columns) {
+  return at::randn({rows, columns}, at::TensorOptions(at::kCUDA).dtype(at::kBFloat16));
+}
+
+at::Tensor Ones(int64_t size) {
+  return at::ones({size}, at::TensorOptions(at::kCUDA).dtype(at::kBFloat16));
+}
+
+at::Tensor Gradient(const at::Tensor& weight) { return at::zeros_like(weight, at::kFloat); }
+
+ModelDescription Qwen3() {
+  ModelDescription model;
+  model.family = Family::kQwen3Moe;
+  model.hidden_size = 2048;
+  model.vocabulary_size = 151936;
+  model.query_head_count = 32;
+  model.kv_head_count = 4;
+  model.head_size = 128;
+  model.expert_count = 128;
+  model.experts_per_token = 8;
+  model.expert_width = 768;
+  model.query_key_norm = true;
+  return model;
+}
+
+struct Bench {
+  Bench(const ModelDescription& model, int64_t sequences, int64_t length)
+      : model(model), tokens(sequences * length), length(length) {
+    const int64_t hidden = model.hidden_size;
+    weights.input_norm = Ones(hidden);
+    weights.query = RandomWeight({query_rows(), hidden});
+    weights.key = RandomWeight({kv_rows(), hidden});
+    weights.value = RandomWeight({kv_rows(), hidden});
+    weights.output = RandomWeight({hidden, query_rows()});
+    weights.query_norm = Ones(model.head_size);
+    weights.key_norm = Ones(model.head_size);
+    weights.post_norm = Ones(hidden);
+    weights.router = RandomWeight({model.expert_count, hidden});
+    weights.gate_up = RandomWeight({model.expert_count, 2 * model.expert_width, hidden});
+    weights.down = RandomWeight({model.expert_count, hidden, model.expert_width});
+    gradients = {.input_norm = Gradient(weights.input_norm),
+                 .query = Gradient(weights.query),
+                 .key = Gradient(weights.key),
+                 .value = Gradient(weights.value),
+                 .output = Gradient(weights.output),
+                 .query_norm = Gradient(weights.query_norm),
+                 .key_norm = Gradient(weights.key_norm),
+                 .post_norm = Gradient(weights.post_norm),
+                 .router = Gradient(weights.router),
+                 .gate_up = Gradient(weights.gate_up),
+                 .down = Gradient(weights.down)};
+    std::vector<int64_t> starts;
+    for (int64_t i = 0; i <= sequences; ++i) starts.push_back(i * length);
+    batch = MakePackedBatch(starts);
+    // The same tokens in documents of many lengths.
+    std::vector<int64_t> packed_starts = {0};
+    while (packed_starts.back() < tokens) {
+      const int64_t document = 200 + 37 * static_cast<int64_t>(packed_starts.size()) % 3000;
+      const int64_t sequence_end = (packed_starts.back() / length + 1) * length;
+      packed_starts.push_back(std::min(packed_starts.back() + document, sequence_end));
+    }
+    packed = MakePackedBatch(packed_starts);
+    for (PackedBatch* b : {&batch, &packed}) {
+      b->positions = b->positions.to(at::kCUDA);
+      b->document_starts = b->document_starts.to(at::kCUDA);
+    }
+  }
+
+  int64_t query_rows() const { return model.query_head_count * model.head_size; }
+  int64_t kv_rows() const { return model.kv_head_count * model.head_size; }
+  double projection_flops() const {
+    return 2.0 * static_cast<double>(tokens * model.hidden_size * 2 * (query_rows() + kv_rows()));
+  }
+  double attention_flops() const {
+    return 2.0 * static_cast<double>(tokens * length * query_rows());
+  }
+  double gate_up_flops() const {
+    return 4.0 * static_cast<double>(tokens * model.experts_per_token * model.hidden_size *
+                                     model.expert_width);
+  }
+  double router_flops() const {
+    return 2.0 * static_cast<double>(tokens * model.expert_count * model.hidden_size);
+  }
+
+  const ModelDescription model;
+  const int64_t tokens;
+  const int64_t length;
+  LayerTensors weights;
+  LayerTensors gradients;
+  PackedBatch batch;
+  PackedBatch packed;
+};
+
+void RunLayer(Bench* bench) {
+  const ModelDescription& model = bench->model;
+  const LayerTensors& weights = bench->weights;
+  const MixtureKind kind = MixtureKind::kRoutedExperts;
+  const double gate_up = bench->gate_up_flops();
+  const double projections = bench->projection_flops(), attention = bench->attention_flops();
+  const at::Tensor x = RandomRows(bench->tokens, model.hidden_size);
+  const at::Tensor dy = RandomRows(bench->tokens, model.hidden_size);
+  at::Tensor h;
+  Report("forward mixer", projections + attention,
+         [&] { h = MixerForward(model, weights, x, bench->batch, nullptr); });
+  Report("forward mixer, packed documents", 0,
+         [&] { h = MixerForward(model, weights, x, bench->packed, nullptr); });
+  Report("forward mixture", bench->router_flops() + gate_up * 1.5,
+         [&] { MixtureForward(model, kind, weights, h, nullptr); });
+  {
+    MixtureSaved saved;
+    Report("replay mixture", bench->router_flops() + gate_up, [&] {
+      saved = {};
+      MixtureForward(model, kind, weights, h, &saved, {.stop_at_gate_up = true});
+    });
+    Report("backward mixture", 2 * bench->router_flops() + gate_up * 3.0,
+           [&] { MixtureBackward(model, kind, weights, dy, saved, &bench->gradients); });
+  }
+  for (const bool packed : {false, true}) {
+    const PackedBatch& batch = packed ? bench->packed : bench->batch;
+    MixerSaved saved;
+    Report(packed ? "replay mixer, packed documents" : "replay mixer",
+           packed ? 0 : projections + attention, [&] {
+             saved = {};
+             h = MixerForward(model, weights, x, batch, &saved);
+           });
+    Report(packed ? "backward mixer, packed documents" : "backward mixer",
+           packed ? 0 : 2 * projections + 2.5 * attention,
+           [&] { MixerBackward(model, weights, dy, saved, batch, &bench->gradients); });
+  }
+}
+
+void RunHead(const Bench& bench) {
+  const ModelDescription& model = bench.model;
+  const HeadTensors weights = {.final_norm = Ones(model.hidden_size),
+                               .head = RandomWeight({model.vocabulary_size, model.hidden_size})};
+  HeadTensors gradients = {.final_norm = Gradient(weights.final_norm),
+                           .head = Gradient(weights.head)};
+  const at::Tensor x = RandomRows(bench.tokens, model.hidden_size);
+  const at::Tensor target = at::randint(model.vocabulary_size, {bench.tokens},
+                                        at::TensorOptions(at::kCUDA).dtype(at::kLong));
+  const double flops =
+      2.0 * static_cast<double>(bench.tokens * model.vocabulary_size * model.hidden_size);
+  for (const int64_t chunk : {1024, 4096, 8192}) {
+    const HeadLossOptions options = {.gradient_scale = 1e-4, .chunk_tokens = chunk};
+    const std::string name = ", chunks of " + std::to_string(chunk);
+    Report("head" + name, 3 * flops,
+           [&] { HeadLoss(model, weights, x, target, options, &gradients); });
+    Report("evaluation head" + name, flops,
+           [&] { HeadLoss(model, weights, x, target, options, nullptr); });
+  }
+  const at::Tensor token = target.to(at::kInt);
+  Report("embedding backward by row", 0, [&] { EmbeddingBackwardByRow(x, token); });
+}
+
+// What the programs above are made of.
+void RunPieces(Bench* bench) {
+  const ModelDescription& model = bench->model;
+  const LayerTensors& weights = bench->weights;
+  const int64_t tokens = bench->tokens, hidden = model.hidden_size;
+  const at::Tensor x = RandomRows(tokens, hidden);
+  const double of_query =
+      2.0 * static_cast<double>(tokens) * static_cast<double>(hidden * bench->query_rows());
+  const double of_key =
+      2.0 * static_cast<double>(tokens) * static_cast<double>(hidden * bench->kv_rows());
+  at::Tensor q = RandomRows(tokens, bench->query_rows());
+  at::Tensor k = RandomRows(tokens, bench->kv_rows());
+  at::Tensor wide = at::zeros({tokens, hidden}, x.options().dtype(at::kFloat));
+  Report("q projection", of_query, [&] { at::linear(x, weights.query); });
+  Report("k projection", of_key, [&] { at::linear(x, weights.key); });
+  Report("output projection and residual", of_query, [&] { at::addmm(x, q, weights.output.t()); });
+  Report("q gradient to input, wide", of_query, [&] { at::mm(q, weights.query, at::kFloat); });
+  Report("q gradient to input, BF16", of_query, [&] { at::mm(q, weights.query); });
+  Report("k gradient added to input, wide", of_key, [&] { AddWideProduct(wide, k, weights.key); });
+  Report("q weight gradient, added wide", of_query,
+         [&] { AddWeightGradient(bench->gradients.query, q, x); });
+  Report("q weight gradient, BF16", of_query, [&] { at::mm(q.t(), x); });
+  Report("k weight gradient, added wide", of_key,
+         [&] { AddWeightGradient(bench->gradients.key, k, x); });
+
+  q = q.view({tokens, model.query_head_count, model.head_size});
+  k = k.view({tokens, model.kv_head_count, model.head_size});
+  for (const bool packed : {false, true}) {
+    const PackedBatch& batch = packed ? bench->packed : bench->batch;
+    const std::string name = packed ? ", packed documents" : "";
+    const double flops = packed ? 0 : bench->attention_flops();
+    AttentionOutput output;
+    Report("attention" + name, flops, [&] { output = CudaAttentionForward(q, k, k, batch, 0); });
+    Report("attention backward" + name, 2.5 * flops,
+           [&] { CudaAttentionBackward(q, q, k, k, output, batch, 0); });
+  }
+  q.reset();
+  k.reset();
+
+  MixtureSaved saved;
+  saved.input_TH = x;
+  Report("norm", 0, [&] { NormForward(x, weights.post_norm, 1e-6); });
+  Report("routing", bench->router_flops(),
+         [&] { CudaRoute(model, x, weights.router, &saved, nullptr); });
+  Report("experts gate/up", bench->gate_up_flops(), [&] {
+    saved.gate_up_RF.reset();
+    saved.gate_up_RF = CudaExpertsGateUp(x, weights.gate_up, saved.groups);
+  });
+  Report("experts down", bench->gate_up_flops() / 2,
+         [&] { CudaExpertsDown(model, saved, weights.down, x); });
+  Report("experts and router backward", 3 * bench->gate_up_flops() + 2 * bench->router_flops(),
+         [&] { CudaRoutedBackward(model, weights, x, x, saved, {}, &bench->gradients); });
+}
+
+}  // namespace
+}  // namespace oom
+
+int main(int argc, char** argv) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 77;
+  // As the worker has it.
+  at::globalContext().setAllowBF16ReductionCuBLAS(false, /*allow_splitk=*/true);
+  oom::InstallCudaOperators();
+  const int64_t sequences = argc > 1 ? std::atoll(argv[1]) : 8;
+  const int64_t length = argc > 2 ? std::atoll(argv[2]) : 4096;
+  oom::Bench bench(oom::Qwen3(), sequences, length);
+  oom::RunLayer(&bench);
+  oom::RunHead(bench);
+  oom::RunPieces(&bench);
+  return 0;
+}

@@ -1,0 +1,142 @@
+#include "tests/gpu/ops/cuda_ops_testing.h"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <tuple>
+
+#include "runtime/ops/cuda/cuda_operators.h"
+#include "runtime/ops/rms_norm.h"
+
+namespace oom::testing {
+namespace {
+
+// Ends the program as skipped where there is no GPU.
+class NeedsGpu : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) std::exit(77);
+    // What deterministic mode demands, before cuBLAS starts.
+    ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/1);
+    // As the worker has it.
+    at::globalContext().setAllowBF16ReductionCuBLAS(false, /*allow_splitk=*/true);
+    InstallCudaOperators();
+  }
+};
+
+const auto* const kNeedsGpu = ::testing::AddGlobalTestEnvironment(new NeedsGpu);
+
+at::Tensor RelativeSize(const at::Tensor& difference, const at::Tensor& exact) {
+  const at::Tensor size = exact.norm();
+  return difference.norm().div(at::where(size.eq(0.0), at::ones_like(size), size));
+}
+
+double Error(const at::Tensor& actual, const at::Tensor& exact) {
+  const at::Tensor wide = actual.to(at::TensorOptions(at::kCPU).dtype(at::kDouble));
+  return RelativeSize(wide.sub(exact), exact).item<double>();
+}
+
+}  // namespace
+
+std::vector<NamedModel> SmallCudaModels() {
+  ModelDescription qwen;
+  qwen.family = Family::kQwen3Moe;
+  qwen.hidden_size = 96;
+  qwen.query_head_count = 4;
+  qwen.kv_head_count = 2;
+  qwen.head_size = 128;
+  qwen.expert_count = 11;
+  qwen.experts_per_token = 3;
+  qwen.expert_width = 40;
+  qwen.dense_width = 56;
+  qwen.query_key_norm = true;
+  qwen.vocabulary_size = 1000;
+  qwen.rope_theta = 1e4;
+  ModelDescription unnormalized = qwen;
+  unnormalized.renormalize_top_k = false;
+  ModelDescription mixtral = qwen;
+  mixtral.family = Family::kMixtral;
+  mixtral.query_key_norm = false;
+  mixtral.query_head_count = 6;
+  mixtral.head_size = 64;
+  mixtral.rms_epsilon = 1e-5;
+  mixtral.expert_count = 8;
+  mixtral.experts_per_token = 2;
+  ModelDescription windowed = mixtral;
+  windowed.sliding_window = 37;
+  return {{"qwen3", qwen},
+          {"qwen3_unnormalized", unnormalized},
+          {"mixtral", mixtral},
+          {"mixtral_window", windowed}};
+}
+
+std::vector<std::pair<std::string, std::vector<int64_t>>> Batches() {
+  return {{"whole sequences", {0, 160, 320}}, {"packed documents", {0, 1, 30, 30, 158, 159, 320}}};
+}
+
+LayerTensors Moved(const LayerTensors& tensors, at::TensorOptions options) {
+  LayerTensors moved;
+  for (const auto& [name, field] : LayerFields()) {
+    if ((tensors.*field).defined()) moved.*field = (tensors.*field).to(options);
+  }
+  return moved;
+}
+
+PackedBatch OnGpu(PackedBatch batch) {
+  batch.positions = batch.positions.to(at::kCUDA);
+  batch.document_starts = batch.document_starts.to(at::kCUDA);
+  return batch;
+}
+
+Setting Gpu() { return {at::TensorOptions(at::kCUDA).dtype(at::kBFloat16)}; }
+Setting Composite() { return {at::TensorOptions(at::kCPU).dtype(at::kBFloat16)}; }
+Setting Exact() { return {at::TensorOptions(at::kCPU).dtype(at::kDouble)}; }
+
+at::Tensor RowsOfClearChoice(const ModelDescription& model, const LayerTensors& weights,
+                             int64_t rows, uint64_t seed) {
+  const at::Tensor candidates = Random({20 * rows, model.hidden_size}, seed, at::kBFloat16);
+  const at::Tensor normed = RmsNormForward(candidates.to(at::kDouble),
+                                           weights.post_norm.to(at::kDouble), model.rms_epsilon);
+  const at::Tensor logits = at::linear(normed, weights.router.to(at::kDouble));
+  const at::Tensor largest = std::get<0>(at::topk(logits, model.experts_per_token + 1, 1));
+  const at::Tensor margin = largest.select(1, model.experts_per_token - 1)
+                                .sub(largest.select(1, model.experts_per_token));
+  const at::Tensor clear = margin.gt(0.1).nonzero().squeeze(1);
+  TORCH_CHECK(clear.size(0) >= rows);
+  return candidates.index_select(0, clear.narrow(0, 0, rows));
+}
+
+Comparison::~Comparison() {
+  const double gpu = std::sqrt(gpu_squares_);
+  const double composite = std::sqrt(composite_squares_);
+  // Written so that NaN fails.
+  EXPECT_TRUE(gpu <= 1.5 * composite)
+      << name_ << ": error " << gpu << " against the composite's " << composite;
+  std::printf("%s: errors %.2f times the composite's\n", name_.c_str(), gpu / composite);
+}
+
+void Comparison::Add(const std::string& what, const at::Tensor& gpu, const at::Tensor& composite,
+                     const at::Tensor& exact) {
+  ASSERT_TRUE(gpu.defined() && exact.defined()) << name_ << " " << what;
+  ASSERT_EQ(gpu.sizes(), exact.sizes()) << name_ << " " << what;
+  const double of_gpu = Error(gpu, exact);
+  const double of_composite = Error(composite, exact);
+  EXPECT_TRUE(of_gpu <= 3.0 * of_composite + 1e-6) << name_ << " " << what << ": error " << of_gpu
+                                                   << " against the composite's " << of_composite;
+  gpu_squares_ += of_gpu * of_gpu;
+  composite_squares_ += of_composite * of_composite;
+}
+
+void Comparison::Add(const LayerTensors& gpu, const LayerTensors& composite,
+                     const LayerTensors& exact) {
+  for (const auto& [name, field] : LayerFields()) {
+    if (!(exact.*field).defined()) continue;
+    Add("d" + name, gpu.*field, composite.*field, exact.*field);
+  }
+}
+
+}  // namespace oom::testing

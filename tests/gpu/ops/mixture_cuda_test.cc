@@ -1,0 +1,132 @@
+// Goal: the GPU's mixture, routed and dense, is as near to FP64 as the composite in BF16: forward
+// and both of two backwards whose gradients accumulate, whole and by token chunk, with the
+// load-balancing loss; experts without tokens are not touched.
+
+#include <gtest/gtest.h>
+
+#include "tests/gpu/ops/cuda_ops_testing.h"
+
+namespace oom::testing {
+namespace {
+
+using Chunks = std::vector<TokenRange>;
+
+struct MixtureResult {
+  at::Tensor y;
+  at::Tensor dh;
+  at::Tensor second_dh;
+  RouterStats stats;
+  LayerTensors gradients;
+};
+
+struct MixtureCase {
+  const ModelDescription& model;
+  MixtureKind kind;
+  const LayerTensors& layer;
+  at::Tensor h;
+  Chunks chunks;
+  double balance = 0.0;
+  double start = 0.0;  // Of the experts' gradients.
+};
+
+MixtureResult RunMixture(const MixtureCase& c, const Setting& setting) {
+  const LayerTensors weights = Moved(c.layer, setting.options);
+  const at::Tensor h = setting(c.h);
+  MixtureResult result;
+  result.gradients = ZeroGradients(weights);
+  result.gradients.gate_up.fill_(c.start);
+  result.gradients.down.fill_(c.start);
+  std::vector<MixtureSaved> saved(c.chunks.size());
+  std::vector<at::Tensor> y;
+  for (size_t i = 0; i < c.chunks.size(); ++i) {
+    y.push_back(MixtureForward(c.model, c.kind, weights, h, &saved[i],
+                               {.tokens = c.chunks[i], .stats = &result.stats}));
+  }
+  result.y = at::cat(y);
+  const LoadBalanceTerm balance = c.kind == MixtureKind::kRoutedExperts
+                                      ? MakeLoadBalanceTerm(result.stats, c.balance)
+                                      : LoadBalanceTerm{};
+  const auto backward = [&](uint64_t seed) {
+    const at::Tensor dy = setting(Random(h.sizes(), seed, at::kBFloat16));
+    std::vector<at::Tensor> dh;
+    for (const MixtureSaved& part : saved) {
+      dh.push_back(MixtureBackward(c.model, c.kind, weights, dy, part, &result.gradients, balance));
+    }
+    return at::cat(dh);
+  };
+  result.dh = backward(2);
+  result.second_dh = backward(3);
+  return result;
+}
+
+void Compare(const std::string& name, const MixtureCase& c) {
+  const MixtureResult gpu = RunMixture(c, Gpu()), composite = RunMixture(c, Composite()),
+                      exact = RunMixture(c, Exact());
+  Comparison comparison(name);
+  comparison.Add("y", gpu.y, composite.y, exact.y);
+  comparison.Add("dh", gpu.dh, composite.dh, exact.dh);
+  comparison.Add("second dh", gpu.second_dh, composite.second_dh, exact.second_dh);
+  const std::vector<at::Tensor LayerTensors::*> fields = {
+      &LayerTensors::post_norm, &LayerTensors::router, &LayerTensors::gate_up, &LayerTensors::down};
+  const std::vector<std::string> names = {"dpost_norm", "drouter", "dgate_up", "ddown"};
+  for (size_t i = 0; i < fields.size(); ++i) {
+    if (!(exact.gradients.*fields[i]).defined()) continue;
+    comparison.Add(names[i], gpu.gradients.*fields[i], composite.gradients.*fields[i],
+                   exact.gradients.*fields[i]);
+  }
+  EXPECT_EQ(gpu.stats.tokens, exact.stats.tokens);
+  if (c.kind == MixtureKind::kDense) return;
+  EXPECT_TRUE(BitEqual(gpu.stats.count_E.to(at::kCPU), exact.stats.count_E)) << name;
+  comparison.Add("probability", gpu.stats.probability_E, composite.stats.probability_E,
+                 exact.stats.probability_E);
+  EXPECT_NEAR(LoadBalanceLoss(gpu.stats), LoadBalanceLoss(exact.stats), 1e-2) << name;
+}
+
+TEST(MixtureCudaTest, IsAsNearToTheTruthAsTheComposite) {
+  const Chunks whole = {{}};
+  const Chunks chunks = {
+      {.first = 0, .count = 1}, {.first = 1, .count = 130}, {.first = 131, .count = kTokens - 131}};
+  for (const NamedModel& named : SmallCudaModels()) {
+    for (const MixtureKind kind : {MixtureKind::kRoutedExperts, MixtureKind::kDense}) {
+      const bool routed = kind == MixtureKind::kRoutedExperts;
+      const LayerTensors layer = RandomLayer(named.model, kind, 20, at::kBFloat16);
+      const at::Tensor h = routed ? RowsOfClearChoice(named.model, layer, kTokens, 1)
+                                  : Random({kTokens, named.model.hidden_size}, 1, at::kBFloat16);
+      const std::string name = named.name + (routed ? ", routed" : ", dense");
+      Compare(name, {named.model, kind, layer, h, whole});
+      Compare(name + ", token chunks", {named.model, kind, layer, h, chunks});
+      if (routed) Compare(name + ", balanced", {named.model, kind, layer, h, chunks, 700.0});
+    }
+  }
+}
+
+// Every token to the same K experts: the others have no rows.
+TEST(MixtureCudaTest, ExpertsWithoutTokensKeepTheirGradients) {
+  for (const NamedModel& named : SmallCudaModels()) {
+    const ModelDescription& model = named.model;
+    LayerTensors layer = RandomLayer(model, MixtureKind::kRoutedExperts, 30, at::kBFloat16);
+    layer.post_norm.fill_(1.0);
+    layer.router.zero_();
+    for (int64_t e = 0; e < model.experts_per_token; ++e) {
+      layer.router.select(0, 2 * e).fill_(0.5 + 0.1 * static_cast<double>(e));
+    }
+    const double mark = 0.25;
+    const MixtureCase c = {model, MixtureKind::kRoutedExperts,
+                           layer, Random({kTokens, model.hidden_size}, 6, at::kBFloat16).abs(),
+                           {{}},  0.0,
+                           mark};
+    Compare(named.name + ", idle experts", c);
+    const MixtureResult result = RunMixture(c, Gpu());
+    for (int64_t e = 0; e < model.expert_count; ++e) {
+      const bool used = e % 2 == 0 && e < 2 * model.experts_per_token;
+      for (const at::Tensor& gradient : {result.gradients.gate_up, result.gradients.down}) {
+        const at::Tensor of_expert = gradient.select(0, e);
+        EXPECT_EQ(BitEqual(of_expert, at::full_like(of_expert, mark)), !used)
+            << named.name << " expert " << e;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace oom::testing

@@ -1,0 +1,38 @@
+// CpuDataPlane is the CPU device's side of the data plane: it copies on the calling thread. Thread-safe for calls of
+// different resources.
+
+#pragma once
+
+#include "runtime/optim/chunk_update.h"
+#include "worker/data_plane.h"
+
+namespace oom {
+
+class CpuDataPlane : public DataPlane {
+ public:
+  explicit CpuDataPlane(const Options& options);
+
+  Status GatherRows(const Node& node, int64_t step, int64_t width, std::span<const int32_t> tokens,
+                    const int32_t* device_tokens, std::byte* out) override;
+  Status LoadUnit(const Node& node, int64_t step, std::byte* window) override;
+  Result<std::byte*> WeightsInPlace(int64_t unit, int64_t step) override;
+  Status StoreGradient(const Node& node, int64_t step, const float* unit_gradient) override;
+  Status StoreRows(const Node& node, int64_t step, const float* sums, int64_t elements) override;
+  Status StoreBoundary(const Node& node, const std::byte* from) override;
+  Status LoadBoundary(const Node& node, std::byte* to) override;
+  Status PublishLoss(int64_t step, const Loss& loss) override;
+  Status Norm(const Node& node, int64_t step) override;
+  Status Update(const Node& node, int64_t step) override;
+
+ private:
+  // Copies elements [first, first + elements) of the unit's weights to `out`, waiting for the version of the chunks
+  // that hold them.
+  Status CopyWeights(int64_t unit, int64_t step, int64_t first_element, int64_t elements,
+                     std::byte* out);
+  void TakeSnapshot(int64_t chunk, int64_t step) const;
+
+  const ChunkUpdate update_;
+  ChunkUpdate::Scratch scratch_;  // Of the device-update stream.
+};
+
+}  // namespace oom

@@ -1,0 +1,60 @@
+// CudaDataPlane is a GPU's side of the data plane. A call waits for the host's words on the resource's own thread, then
+// enqueues the copy or kernel on that thread's CUDA stream, and behind it the device's store of the word that says so.
+// Thread-safe for calls of different resources.
+
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "worker/data_plane.h"
+
+namespace oom {
+
+class CudaDataPlane : public DataPlane {
+ public:
+  // Device memory that the data plane works in; sizes by GpuScratchOf.
+  struct Scratch {
+    std::byte* partials = nullptr;      // Of the D2H stream: a chunk's rounded partial, or rows.
+    // Of a resident embedding: its gradient's rows, their numbers in two steps, and a chunk of it made dense.
+    std::byte* rows = nullptr;
+    int32_t* row_numbers = nullptr;
+    std::byte* row_gradient = nullptr;
+    uint8_t* decayed_blocks = nullptr;  // By block of the job: 1 if it is decayed.
+    // In host memory that the device writes, by chunk, 1 at first: 0 once a value of its gradient was not finite.
+    int32_t* finite = nullptr;
+  };
+  // REQUIRES: one rank, or nothing resident; accumulation 1.
+  CudaDataPlane(const Options& options, const Scratch& scratch);
+
+  void PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) override;
+  Status GatherRows(const Node& node, int64_t step, int64_t width, std::span<const int32_t> tokens,
+                    const int32_t* device_tokens, std::byte* out) override;
+  Status LoadUnit(const Node& node, int64_t step, std::byte* window) override;
+  Result<std::byte*> WeightsInPlace(int64_t unit, int64_t step) override;
+  Status StoreGradient(const Node& node, int64_t step, const float* unit_gradient) override;
+  Status StoreRows(const Node& node, int64_t step, const float* sums, int64_t elements) override;
+  Status StoreBoundary(const Node& node, const std::byte* from) override;
+  Status LoadBoundary(const Node& node, std::byte* to) override;
+  Status PublishLoss(int64_t step, const Loss& loss) override;
+  Status Norm(const Node& node, int64_t step) override;
+  Status Update(const Node& node, int64_t step) override;
+
+ private:
+  // Between the device and a region of a registered pool.
+  Status CopyIn(std::byte* to, const Region& from);
+  Status CopyOut(const Region& to, const void* from);
+  // Behind everything that this thread has enqueued.
+  Status StoreWord(const SharedWord& word, int64_t value);
+  // Calls use(partials, ...) with the summed gradient of a resident chunk as the update rule takes it.
+  template <class Use>
+  Status WithGradient(const Chunk& chunk, int64_t step, const Use& use);
+  Status TakeSnapshot(int64_t chunk, int64_t step);
+  // The step's row set where it lies on the host.
+  std::span<const int32_t> RowSet(int64_t step) const;
+
+  const Scratch scratch_;
+};
+
+}  // namespace oom

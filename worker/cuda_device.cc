@@ -1,0 +1,284 @@
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "runtime/base/check.h"
+#include "runtime/base/units.h"
+#include "runtime/checkpoint/fill_chunk.h"
+#include "runtime/device/cuda_check.h"
+#include "runtime/device/cuda_memory.h"
+#include "runtime/device/cuda_stream.h"
+#include "runtime/device/cuda_timeline.h"
+#include "runtime/memory/gpu_scratch.h"
+#include "runtime/ops/cuda/cuda_operators.h"
+#include "runtime/optim/chunk_update.h"
+#include "worker/cuda_data_plane.h"
+#include "worker/worker_device.h"
+
+namespace oom {
+namespace {
+
+constexpr size_t kBatchSlots = 4;
+
+class CudaAllocator : public DeviceAllocator {
+ public:
+  ~CudaAllocator() override {
+    for (void* piece : pieces_) static_cast<void>(cudaFree(piece));
+  }
+
+  Result<std::byte*> Allocate(int64_t bytes) override {
+    void* piece = nullptr;
+    const auto size = static_cast<size_t>(bytes);
+    const std::string what = "cannot take " + FormatBytes(bytes) + " of device memory";
+    OOM_RETURN_IF_CUDA_ERROR(cudaMalloc(&piece, size), what);
+    pieces_.push_back(piece);
+    OOM_RETURN_IF_CUDA_ERROR(cudaMemset(piece, 0, size), what);
+    bytes_ += bytes;
+    return static_cast<std::byte*>(piece);
+  }
+
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::vector<void*> pieces_;
+  int64_t bytes_ = 0;
+};
+
+// Host memory of this process that the device reads and writes.
+class PinnedMemory {
+ public:
+  static Result<PinnedMemory> Allocate(int64_t bytes) {
+    PinnedMemory memory;
+    void* data = nullptr;
+    OOM_RETURN_IF_CUDA_ERROR(
+        cudaHostAlloc(&data, static_cast<size_t>(bytes), cudaHostAllocPortable | cudaHostAllocMapped),
+        "cannot take " + FormatBytes(bytes) + " of page-locked memory");
+    memory.data_.reset(static_cast<std::byte*>(data));
+    return memory;
+  }
+  std::byte* data() const { return data_.get(); }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { static_cast<void>(cudaFreeHost(data)); }
+  };
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+// A tensor of a batch on its way in: its place on the device and its staging, taken when the first batch comes.
+class UploadedTensor {
+ public:
+  at::Tensor Upload(const at::Tensor& host, int64_t capacity, at::Device device) {
+    if (!device_.defined()) {
+      device_ = at::empty({capacity}, host.options().device(device));
+      staging_ = at::empty({capacity}, host.options().pinned_memory(true));
+    }
+    OOM_CHECK(host.numel() <= device_.numel());
+    staging_.narrow(0, 0, host.numel()).copy_(host);
+    at::Tensor part = device_.narrow(0, 0, host.numel());
+    part.copy_(staging_.narrow(0, 0, host.numel()), /*non_blocking=*/true);
+    return part;
+  }
+
+ private:
+  at::Tensor device_;
+  at::Tensor staging_;
+};
+
+class CudaDevice : public WorkerDevice {
+ public:
+  CudaDevice(int index, int64_t context_bytes)
+      : index_(index), context_bytes_(context_bytes), timeline_(std::make_unique<CudaTimeline>()) {}
+
+  at::Device torch_device() const override {
+    return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index_));
+  }
+  DeviceAllocator& allocator() override { return allocator_; }
+
+  Status Prepare(const SharedLayout& layout, int rank, const ControlPage& page,
+                 PoolMap* pools) override {
+    const std::string number = std::to_string(rank);
+    for (size_t i = 0; i < layout.pools().size(); ++i) {
+      const PoolSpec& pool = layout.pools()[i];
+      const std::string kind = pool.name.substr(0, pool.name.find('.'));
+      const bool own = pool.name == kind + "." + number;
+      if (kind == "device" && own) {
+        OOM_ASSIGN_OR_RETURN(pools->bases[i], allocator_.Allocate(pool.bytes));
+      } else if (kind == "weights" || kind == "gradients" || (kind == "activations" && own)) {
+        // Moments are the host's alone, and a snapshot is taken too seldom to lock its memory.
+        OOM_RETURN_IF_ERROR(Register({pools->bases[i], static_cast<size_t>(pool.bytes)}));
+      }
+    }
+    OOM_RETURN_IF_ERROR(Register(page.memory()));
+
+    const GpuScratchBytes needs = GpuScratchOf(layout, rank);
+    OOM_RETURN_IF_ERROR(Take(needs.partials, &scratch_.partials));
+    OOM_RETURN_IF_ERROR(Take(needs.rows, &scratch_.rows));
+    OOM_RETURN_IF_ERROR(Take(needs.row_numbers, &scratch_.row_numbers));
+    OOM_RETURN_IF_ERROR(Take(needs.row_gradient, &scratch_.row_gradient));
+    OOM_RETURN_IF_ERROR(Take(needs.decayed_blocks, &scratch_.decayed_blocks));
+    std::vector<uint8_t> decayed;
+    for (const ParameterUnit& unit : layout.units()) {
+      const std::vector<uint8_t> blocks = DecayedBlocks(unit);
+      decayed.insert(decayed.end(), blocks.begin(), blocks.end());
+    }
+    OOM_RETURN_IF_CUDA_ERROR(cudaMemcpy(scratch_.decayed_blocks, decayed.data(), decayed.size(),
+                                        cudaMemcpyHostToDevice),
+                             "cannot copy to the device");
+    OOM_ASSIGN_OR_RETURN(finite_, PinnedMemory::Allocate(static_cast<int64_t>(
+                                      layout.chunks().size() * sizeof(int32_t))));
+    scratch_.finite = reinterpret_cast<int32_t*>(finite_.data());
+    std::fill_n(scratch_.finite, layout.chunks().size(), 1);
+    return Status::Ok();
+  }
+
+  Status FillChunk(const StateSource& source, const SharedLayout& layout, const PoolMap& pools,
+                   int64_t chunk, const std::function<void()>& on_progress) override {
+    const Region weights = layout.weights(chunk);
+    const Region rest = layout.rest(chunk);
+    // Of any thread, and those have no device yet.
+    OOM_RETURN_IF_CUDA_ERROR(cudaSetDevice(index_), "the GPU cannot be used");
+    std::vector<std::byte> staging(static_cast<size_t>(weights.bytes + rest.bytes));
+    OOM_RETURN_IF_ERROR(oom::FillChunk(source, layout, chunk, 0,
+                                       layout.chunks()[static_cast<size_t>(chunk)].elements,
+                                       staging.data(), staging.data() + weights.bytes));
+    on_progress();
+    const auto copy = [&](const Region& region, const std::byte* from) {
+      return CudaStatus(cudaMemcpy(pools.At(region), from, static_cast<size_t>(region.bytes),
+                                   cudaMemcpyHostToDevice),
+                        "cannot copy to the device");
+    };
+    OOM_RETURN_IF_ERROR(copy(weights, staging.data()));
+    return copy(rest, staging.data() + weights.bytes);
+  }
+
+  std::unique_ptr<Stream> MakeStream(Resource resource, int) override {
+    // What compute waits for goes before what nobody waits for.
+    const int priority = resource == Resource::kDeviceUpdate ? 0 : -1;
+    return MakeCudaStream(
+        std::string(ResourceName(resource)), priority, timeline_.get(), [index = index_] {
+          at::set_num_threads(1);
+          at::GradMode::set_enabled(false);
+          OOM_CHECK(!at::GradMode::is_enabled());
+          c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromExternal(
+              CurrentCudaStream(), static_cast<c10::DeviceIndex>(index)));
+        });
+  }
+
+  std::unique_ptr<DataPlane> MakeDataPlane(const DataPlane::Options& options) override {
+    DataPlane::Options polling = options;
+    // This device writes some of the words that its own threads wait for.
+    polling.wait.sleep_slice = kDevicePollInterval;
+    return std::make_unique<CudaDataPlane>(polling, scratch_);
+  }
+
+  bool times_always(const Node& node) const override {
+    return node.resource == Resource::kCompute;
+  }
+
+  Batch Upload(Batch batch, size_t slot, int64_t most_tokens) override {
+    Slot& into = slots_[slot];
+    const at::Device device = torch_device();
+    batch.tokens = into.tokens.Upload(batch.tokens, most_tokens, device);
+    batch.targets = into.targets.Upload(batch.targets, most_tokens, device);
+    batch.packed.positions = into.positions.Upload(batch.packed.positions, most_tokens, device);
+    batch.packed.document_starts =
+        into.document_starts.Upload(batch.packed.document_starts, most_tokens + 1, device);
+    return batch;
+  }
+
+  void KeepUntilRead(const at::Tensor& tensor) override {
+    c10::cuda::CUDACachingAllocator::recordStream(
+        tensor.storage().data_ptr(),
+        c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(index_)));
+  }
+
+  int64_t bytes_peak() const override {
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(
+        static_cast<c10::DeviceIndex>(index_));
+    return context_bytes_ + allocator_.bytes() + stats.reserved_bytes[0].peak;
+  }
+
+ private:
+  struct Slot {
+    UploadedTensor tokens, targets, positions, document_starts;
+  };
+
+  Status Register(std::span<std::byte> memory) {
+    OOM_ASSIGN_OR_RETURN(RegisteredMemory registered, RegisteredMemory::Register(memory));
+    registered_.push_back(std::move(registered));
+    return Status::Ok();
+  }
+
+  template <class Element>
+  Status Take(int64_t bytes, Element** out) {
+    if (bytes == 0) return Status::Ok();
+    OOM_ASSIGN_OR_RETURN(std::byte* const memory, allocator_.Allocate(bytes));
+    *out = reinterpret_cast<Element*>(memory);
+    return Status::Ok();
+  }
+
+  const int index_;
+  const int64_t context_bytes_;
+  CudaAllocator allocator_;
+  std::vector<RegisteredMemory> registered_;
+  PinnedMemory finite_;
+  CudaDataPlane::Scratch scratch_;
+  std::array<Slot, kBatchSlots> slots_;  // Of the H2D stream.
+  std::unique_ptr<CudaTimeline> timeline_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<WorkerDevice>> MakeCudaDevice(const CudaDeviceOptions& options) {
+  const int index = options.index;
+  int count = 0;
+  OOM_RETURN_IF_CUDA_ERROR(cudaGetDeviceCount(&count), "no GPU can be used");
+  if (index >= count) {
+    return Status(Code::kFailedPrecondition, "device " + std::to_string(index) + " is asked for, " +
+                                                 std::to_string(count) + " can be used")
+        .WithReason("NOT_ENOUGH_DEVICES");
+  }
+  const std::string name = "GPU " + std::to_string(index);
+  OOM_RETURN_IF_CUDA_ERROR(cudaSetDevice(index), name + " cannot be used");
+  int same_addresses = 0;
+  OOM_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&same_addresses, cudaDevAttrCanUseHostPointerForRegisteredMem, index),
+      name);
+  if (same_addresses == 0) {
+    return Status(Code::kFailedPrecondition, name + " does not see the host's addresses")
+        .WithReason("NOT_ENOUGH_DEVICES");
+  }
+  size_t free_bytes = 0, total_bytes = 0;
+  OOM_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free_bytes, &total_bytes), name);
+  const auto context_bytes = static_cast<int64_t>(total_bytes - free_bytes);
+
+  InstallCudaOperators();
+  // FP32 means FP32, and a product is not rounded before it is complete.
+  at::globalContext().setAllowTF32CuBLAS(false);
+  at::globalContext().setAllowTF32CuDNN(false);
+  at::globalContext().setAllowBF16ReductionCuBLAS(false, /*allow_splitk=*/true);
+  at::globalContext().setDeterministicAlgorithms(options.deterministic, /*warn_only=*/false);
+  // Nobody reads what was not written: no operator fills what it is about to write.
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+  c10::cuda::CUDACachingAllocator::init(count);
+  if (options.memory_budget_bytes > 0) {
+    // What the plan names is taken beside the caching allocator; all together stay below the budget.
+    const double fraction = static_cast<double>(options.memory_budget_bytes - context_bytes) /
+                            static_cast<double>(total_bytes);
+    c10::cuda::CUDACachingAllocator::setMemoryFraction(std::clamp(fraction, 0.0, 1.0),
+                                                       static_cast<c10::DeviceIndex>(index));
+  }
+  return std::unique_ptr<WorkerDevice>(std::make_unique<CudaDevice>(index, context_bytes));
+}
+
+}  // namespace oom
