@@ -211,7 +211,8 @@ class Resources(BadInputCase):
     def test_more_devices_than_the_node_has(self):
         self.refused(self.job_file("bad", devices={"kind": "cpu", "count": 8}, global_batch=8), "devices.count",
                      "needs 8", "4 of 4")
-        self.refused(self.job_file("bad", devices={"kind": "cuda", "count": 1}), "devices.kind")
+        self.refused(self.job_file("bad", devices={"kind": "cuda", "count": 64}, global_batch=64), "devices.count",
+                     "NOT_ENOUGH_DEVICES", "needs 64")
 
     def test_more_disk_than_there_is(self):
         # 12 bytes of each of 0.1 billion parameters, a hundred thousand times.
