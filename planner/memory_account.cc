@@ -52,25 +52,53 @@ class Items {
 
 }  // namespace
 
+namespace {
+
+// Bytes of a token through one layer's operators, as they free their temporaries.
+struct TokenBytes {
+  int64_t row = 0;             // The hidden state.
+  int64_t mixer_saved = 0;
+  int64_t mixer_backward = 0;  // Temporaries.
+};
+
+TokenBytes MixerTokenBytes(const ModelDescription& model, bool gpu, int64_t act) {
+  const int64_t query = model.query_head_count * model.head_size;
+  const int64_t kv = model.kv_head_count * model.head_size;
+  TokenBytes bytes;
+  bytes.row = model.hidden_size * act;
+  bytes.mixer_saved = bytes.row + (2 * query + 2 * kv) * act + model.query_head_count * 4;
+  // On a GPU: gradients of attention's operands and result, its sums and the input's in FP32.
+  bytes.mixer_backward = gpu ? (4 * query + 2 * kv) * act + bytes.row + (query + model.hidden_size) * 4
+                             : (3 * query + 2 * kv) * 4 + 3 * bytes.row;
+  return bytes;
+}
+
+}  // namespace
+
 int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const BatchShape& batch,
                       bool float32) {
   const int64_t tokens = batch.micro_batch_tokens();
   const int64_t act = float32 ? 4 : 2;
-  const int64_t query = model.query_head_count * model.head_size;
-  const int64_t kv = model.kv_head_count * model.head_size;
-  const int64_t row_bytes = tokens * model.hidden_size * act;
-  const int64_t mixer_saved =
-      row_bytes + tokens * (2 * query + 2 * kv) * act + tokens * model.query_head_count * 4;
+  // In FP32 a GPU runs the composite operators too.
+  const bool gpu = plan.cuda_devices() && !float32;
+  const TokenBytes token = MixerTokenBytes(model, gpu, act);
+  const int64_t row_bytes = tokens * token.row;
+  const int64_t mixer_saved = tokens * token.mixer_saved;
 
-  const auto mixture = [&](MixtureKind kind, int64_t chunk_tokens, bool with_temporaries) {
+  const auto mixture_saved = [&](MixtureKind kind, int64_t chunk_tokens) {
     const bool dense = kind == MixtureKind::kDense;
     const int64_t rows = dense ? chunk_tokens : chunk_tokens * model.experts_per_token;
     const int64_t width = dense ? model.dense_width : model.expert_width;
-    const int64_t saved = chunk_tokens * model.hidden_size * act + rows * 2 * width * act +
-                          (dense ? 0 : chunk_tokens * model.expert_count * act + rows * 36);
-    if (!with_temporaries) return saved;
-    // Backward: the rows and their gradient, the activation and its gradient, the gate/up gradient.
-    return saved + rows * (2 * model.hidden_size * act + width * 4 * 4);
+    return chunk_tokens * token.row + rows * 2 * width * act +
+           (dense ? 0 : chunk_tokens * model.expert_count * act + rows * (gpu ? 20 : 36));
+  };
+  // Backward: the rows and their gradient, the activation and its gradient, the gate/up gradient; on a GPU each is
+  // freed at its last use.
+  const auto mixture_backward = [&](MixtureKind kind, int64_t chunk_tokens) {
+    const bool dense = kind == MixtureKind::kDense;
+    const int64_t rows = dense ? chunk_tokens : chunk_tokens * model.experts_per_token;
+    const int64_t width = dense ? model.dense_width : model.expert_width;
+    return rows * (2 * model.hidden_size * act + width * (gpu ? act : 16));
   };
   const int64_t chunk = plan.partitions().mixture_chunk_tokens() > 0
                             ? std::min(tokens, plan.partitions().mixture_chunk_tokens())
@@ -82,17 +110,17 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
     const MixtureKind kind = model.mixtures[static_cast<size_t>(layer)];
     if (layer_plan.boundary() == v1::BOUNDARY_HOME_DEVICE && !layer_plan.retain_mixer()) kept += row_bytes;
     if (layer_plan.retain_mixer()) kept += mixer_saved;
-    if (layer_plan.retain_mixture()) kept += mixture(kind, tokens, false);
-    const int64_t mixer_work = mixer_saved + tokens * (3 * query + 2 * kv) * 4 + 3 * row_bytes;
-    const int64_t mixture_work =
-        mixture(kind, tokens, false) - mixture(kind, chunk, false) + mixture(kind, chunk, true);
+    if (layer_plan.retain_mixture()) kept += mixture_saved(kind, tokens);
+    const int64_t mixer_work = mixer_saved + tokens * token.mixer_backward;
+    const int64_t mixture_work = mixture_saved(kind, tokens) + mixture_backward(kind, chunk);
     largest_layer = std::max(largest_layer, mixer_saved + mixture_work + 3 * row_bytes);
-    largest_layer = std::max(largest_layer, mixer_work);
+    largest_layer = std::max(largest_layer, mixer_work + (gpu ? 2 * row_bytes : 0));
   }
   const int64_t head_chunk = plan.partitions().head_chunk_tokens() > 0
                                  ? std::min(tokens, plan.partitions().head_chunk_tokens())
                                  : tokens;
-  const int64_t head = head_chunk * model.vocabulary_size * (4 + act) + 4 * row_bytes;
+  // The composite operators have log-probabilities beside the logits.
+  const int64_t head = head_chunk * model.vocabulary_size * (gpu ? act : 4 + act) + 4 * row_bytes;
   return kept + std::max(largest_layer, head);
 }
 

@@ -96,8 +96,12 @@ class UploadedTensor {
 
 class CudaDevice : public WorkerDevice {
  public:
-  CudaDevice(int index, int64_t context_bytes)
-      : index_(index), context_bytes_(context_bytes), timeline_(std::make_unique<CudaTimeline>()) {}
+  // `context_bytes`: taken of the device before anything was allocated. A budget of 0: no limit.
+  CudaDevice(int index, int64_t context_bytes, int64_t memory_budget_bytes)
+      : index_(index),
+        context_bytes_(context_bytes),
+        memory_budget_bytes_(memory_budget_bytes),
+        timeline_(std::make_unique<CudaTimeline>()) {}
 
   at::Device torch_device() const override {
     return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index_));
@@ -175,6 +179,7 @@ class CudaDevice : public WorkerDevice {
   }
 
   std::unique_ptr<DataPlane> MakeDataPlane(const DataPlane::Options& options) override {
+    CapOperators();
     DataPlane::Options polling = options;
     // This device writes some of the words that its own threads wait for.
     polling.wait.sleep_slice = kDevicePollInterval;
@@ -219,6 +224,18 @@ class CudaDevice : public WorkerDevice {
     return Status::Ok();
   }
 
+  // What the plan names is taken; operators may take the rest of the budget.
+  void CapOperators() {
+    if (memory_budget_bytes_ == 0) return;
+    size_t free_bytes = 0, total_bytes = 0;
+    OOM_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    const double fraction =
+        static_cast<double>(memory_budget_bytes_ - context_bytes_ - allocator_.bytes()) /
+        static_cast<double>(total_bytes);
+    c10::cuda::CUDACachingAllocator::setMemoryFraction(std::clamp(fraction, 0.0, 1.0),
+                                                       static_cast<c10::DeviceIndex>(index_));
+  }
+
   template <class Element>
   Status Take(int64_t bytes, Element** out) {
     if (bytes == 0) return Status::Ok();
@@ -229,6 +246,7 @@ class CudaDevice : public WorkerDevice {
 
   const int index_;
   const int64_t context_bytes_;
+  const int64_t memory_budget_bytes_;
   CudaAllocator allocator_;
   std::vector<RegisteredMemory> registered_;
   PinnedMemory finite_;
@@ -271,14 +289,8 @@ Result<std::unique_ptr<WorkerDevice>> MakeCudaDevice(const CudaDeviceOptions& op
   // Nobody reads what was not written: no operator fills what it is about to write.
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   c10::cuda::CUDACachingAllocator::init(count);
-  if (options.memory_budget_bytes > 0) {
-    // What the plan names is taken beside the caching allocator; all together stay below the budget.
-    const double fraction = static_cast<double>(options.memory_budget_bytes - context_bytes) /
-                            static_cast<double>(total_bytes);
-    c10::cuda::CUDACachingAllocator::setMemoryFraction(std::clamp(fraction, 0.0, 1.0),
-                                                       static_cast<c10::DeviceIndex>(index));
-  }
-  return std::unique_ptr<WorkerDevice>(std::make_unique<CudaDevice>(index, context_bytes));
+  return std::unique_ptr<WorkerDevice>(
+      std::make_unique<CudaDevice>(index, context_bytes, options.memory_budget_bytes));
 }
 
 }  // namespace oom

@@ -29,6 +29,10 @@ class NodeTrace {
     return !options_.path.empty() && step >= options_.first_step &&
            step < options_.first_step + options_.step_count;
   }
+  // The last wanted step.
+  bool EndsWith(int64_t step) const {
+    return Wants(step) && step + 1 == options_.first_step + options_.step_count;
+  }
   // Seconds of steady_clock. Steps that are not wanted are passed over.
   void Add(const Node& node, int64_t step, double start_seconds, double end_seconds)
       OOM_EXCLUDES(mutex_);

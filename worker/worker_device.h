@@ -1,6 +1,7 @@
 // WorkerDevice is what a rank computes on: its memory, its streams, and its side of the data plane. The CPU's is in
 // cpu_device.cc, the GPU's in cuda_device.cc; everything else in worker/ is the same for both.
-// Prepare and the Make functions: one thread, before the first step. The rest: the stream threads.
+// Prepare, allocator() and the Make functions: one thread, before the first step, MakeDataPlane after everything was
+// allocated. The rest: the stream threads.
 
 #pragma once
 

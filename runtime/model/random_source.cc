@@ -5,6 +5,7 @@
 // polynomials in IEEE double arithmetic (+ - * / sqrt, no contraction), so every machine gets the
 // same bits.
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -14,28 +15,17 @@
 #include "runtime/base/check.h"
 #include "runtime/model/state_source.h"
 
+// The loops below for the widest vectors of the machine. A sanitizer is not there yet when the choice is made.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define OOM_VECTOR_CLONES \
+  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), flatten))
+#else
+#define OOM_VECTOR_CLONES
+#endif
+
 namespace oom {
 namespace {
-
-struct Words {
-  uint64_t first, second;
-};
-
-Words Philox(uint64_t counter, uint64_t stream, uint64_t key) {
-  std::array<uint32_t, 4> c = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
-                               static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)};
-  uint32_t k0 = static_cast<uint32_t>(key);
-  uint32_t k1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xD2511F53u} * c[0];
-    const uint64_t b = uint64_t{0xCD9E8D57u} * c[2];
-    c = {static_cast<uint32_t>(b >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(b),
-         static_cast<uint32_t>(a >> 32) ^ c[3] ^ k1, static_cast<uint32_t>(a)};
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  return {c[0] | uint64_t{c[1]} << 32, c[2] | uint64_t{c[3]} << 32};
-}
 
 // FNV-1a: the stream of a tensor.
 uint64_t HashName(const std::string& name) {
@@ -46,18 +36,67 @@ uint64_t HashName(const std::string& name) {
   return hash;
 }
 
+// Pairs that are made together: each step of the arithmetic is a loop over them, which the compiler turns into vector
+// instructions. Those are the same IEEE operations, so the bits are the same with any width.
+constexpr int64_t kPairs = 256;
+template <class Value>
+using Lanes = std::array<Value, kPairs>;
+
+// 53 bits of each of Philox's two 64-bit words, for counters first, first + 1, ...
+void PhiloxBits(uint64_t first, uint64_t stream, uint64_t key, Lanes<uint64_t>* a,
+                Lanes<uint64_t>* b) {
+  for (int64_t i = 0; i < kPairs; ++i) {
+    const uint64_t counter = first + static_cast<uint64_t>(i);
+    uint64_t c0 = counter & 0xFFFFFFFFu;
+    uint64_t c1 = counter >> 32;
+    uint64_t c2 = stream & 0xFFFFFFFFu;
+    uint64_t c3 = stream >> 32;
+    uint64_t k0 = key & 0xFFFFFFFFu;
+    uint64_t k1 = key >> 32;
+    for (int round = 0; round < 10; ++round) {
+      const uint64_t x = uint64_t{0xD2511F53u} * c0;
+      const uint64_t y = uint64_t{0xCD9E8D57u} * c2;
+      c0 = (y >> 32) ^ c1 ^ k0;
+      c1 = y & 0xFFFFFFFFu;
+      c2 = (x >> 32) ^ c3 ^ k1;
+      c3 = x & 0xFFFFFFFFu;
+      k0 = (k0 + 0x9E3779B9u) & 0xFFFFFFFFu;
+      k1 = (k1 + 0xBB67AE85u) & 0xFFFFFFFFu;
+    }
+    (*a)[i] = (c0 | c1 << 32) >> 11;
+    (*b)[i] = (c2 | c3 << 32) >> 11;
+  }
+}
+
+// An integer below 2^53 as a double, without the conversion instruction that AVX2 lacks: both halves are exact.
+inline double ToDouble(uint64_t value) {
+  const double high = std::bit_cast<double>((value >> 32) | 0x4530000000000000u) - 0x1p84;
+  const double low = std::bit_cast<double>((value & 0xFFFFFFFFu) | 0x4330000000000000u) - 0x1p52;
+  return high + low;
+}
+
 // Natural logarithm of a normal x > 0: x = m * 2^e with m in [sqrt(1/2), sqrt(2)), and
 // log m = 2 atanh(s), s = (m-1)/(m+1), |s| < 0.1716. The series to s^21 is exact to 2^-53.
-double Log(double x) {
+inline double Log(double x) {
   const uint64_t bits = std::bit_cast<uint64_t>(x);
   const uint64_t shifted = bits - 0x3FE6A09E667F3BCDu;  // The bits of sqrt(1/2).
-  const int64_t exponent = static_cast<int64_t>(shifted) >> 52;
-  const double m = std::bit_cast<double>(bits - (static_cast<uint64_t>(exponent) << 52));
+  // e + 2048, which is not negative.
+  const uint64_t biased = (shifted + (uint64_t{2048} << 52)) >> 52;
+  const double m = std::bit_cast<double>(bits - ((biased - 2048) << 52));
+  const double exponent = ToDouble(biased) - 2048.0;
   const double s = (m - 1.0) / (m + 1.0);
   const double z = s * s;
   double sum = 1.0 / 21.0;
-  for (int n = 19; n >= 3; n -= 2) sum = sum * z + 1.0 / n;
-  return static_cast<double>(exponent) * 0x1.62e42fefa39efp-1 + 2.0 * (s + s * z * sum);
+  sum = sum * z + 1.0 / 19;
+  sum = sum * z + 1.0 / 17;
+  sum = sum * z + 1.0 / 15;
+  sum = sum * z + 1.0 / 13;
+  sum = sum * z + 1.0 / 11;
+  sum = sum * z + 1.0 / 9;
+  sum = sum * z + 1.0 / 7;
+  sum = sum * z + 1.0 / 5;
+  sum = sum * z + 1.0 / 3;
+  return exponent * 0x1.62e42fefa39efp-1 + 2.0 * (s + s * z * sum);
 }
 
 struct SinCos {
@@ -66,26 +105,55 @@ struct SinCos {
 
 // sin and cos of 2 pi u, u in [0, 1): the quarter turn by exact arithmetic, the rest, |t| <= pi/4,
 // by Taylor series to t^17 and t^16.
-SinCos TurnSinCos(double u) {
+inline SinCos TurnSinCos(double u) {
   const double quarters = u * 4.0;
-  const int64_t quarter = static_cast<int64_t>(quarters + 0.5);
+  // Rounds down: the argument is positive and small.
+  const auto quarter = static_cast<int32_t>(quarters + 0.5);
   const double t = (quarters - static_cast<double>(quarter)) * 0x1.921fb54442d18p+0;
   const double z = t * t;
-  double sin_sum = 1.0;
-  for (int n = 16; n >= 2; n -= 2) sin_sum = 1.0 - z * (1.0 / (n * (n + 1))) * sin_sum;
-  double cos_sum = 1.0;
-  for (int n = 15; n >= 1; n -= 2) cos_sum = 1.0 - z * (1.0 / (n * (n + 1))) * cos_sum;
-  const double s = t * sin_sum;
-  const double c = cos_sum;
-  switch (quarter & 3) {
-    case 0:
-      return {s, c};
-    case 1:
-      return {c, -s};
-    case 2:
-      return {-s, -c};
-    default:
-      return {-c, s};
+  double s = 1.0;
+  s = 1.0 - z * (1.0 / (16 * 17)) * s;
+  s = 1.0 - z * (1.0 / (14 * 15)) * s;
+  s = 1.0 - z * (1.0 / (12 * 13)) * s;
+  s = 1.0 - z * (1.0 / (10 * 11)) * s;
+  s = 1.0 - z * (1.0 / (8 * 9)) * s;
+  s = 1.0 - z * (1.0 / (6 * 7)) * s;
+  s = 1.0 - z * (1.0 / (4 * 5)) * s;
+  s = 1.0 - z * (1.0 / (2 * 3)) * s;
+  s = t * s;
+  double c = 1.0;
+  c = 1.0 - z * (1.0 / (15 * 16)) * c;
+  c = 1.0 - z * (1.0 / (13 * 14)) * c;
+  c = 1.0 - z * (1.0 / (11 * 12)) * c;
+  c = 1.0 - z * (1.0 / (9 * 10)) * c;
+  c = 1.0 - z * (1.0 / (7 * 8)) * c;
+  c = 1.0 - z * (1.0 / (5 * 6)) * c;
+  c = 1.0 - z * (1.0 / (3 * 4)) * c;
+  c = 1.0 - z * (1.0 / (1 * 2)) * c;
+  const bool odd = (quarter & 1) != 0;
+  const double sin = odd ? c : s;
+  const double cos = odd ? s : c;
+  return {.sin = (quarter & 2) != 0 ? -sin : sin, .cos = ((quarter + 1) & 2) != 0 ? -cos : cos};
+}
+
+// The normal values of kPairs pairs of elements, the first of which is pair `first`.
+OOM_VECTOR_CLONES
+void NormalPairs(uint64_t first, uint64_t stream, uint64_t key, double deviation,
+                 std::array<float, 2 * kPairs>* out) {
+  Lanes<uint64_t> a, b;
+  PhiloxBits(first, stream, key, &a, &b);
+  Lanes<double> x, y;
+  for (int64_t i = 0; i < kPairs; ++i) {
+    // (0, 1], so that the logarithm is finite: the largest value is sqrt(2 * 53 * log 2) = 8.6.
+    const double u = ToDouble(a[i] + 1) * 0x1p-53;
+    const SinCos turn = TurnSinCos(ToDouble(b[i]) * 0x1p-53);
+    const double radius = std::sqrt(-2.0 * Log(u)) * deviation;
+    x[i] = radius * turn.cos;
+    y[i] = radius * turn.sin;
+  }
+  for (int64_t i = 0; i < kPairs; ++i) {
+    (*out)[2 * i] = static_cast<float>(x[i]);
+    (*out)[2 * i + 1] = static_cast<float>(y[i]);
   }
 }
 
@@ -121,16 +189,13 @@ class RandomSource : public StateSource {
 
   void Fill(uint64_t stream, int64_t first_element, std::span<float> out) const {
     const int64_t end = first_element + static_cast<int64_t>(out.size());
-    for (int64_t pair = first_element / 2; 2 * pair < end; ++pair) {
-      const Words words = Philox(static_cast<uint64_t>(pair), stream, seed_);
-      // (0, 1], so that the logarithm is finite: the largest value is sqrt(2 * 53 * log 2) = 8.6.
-      const double u = static_cast<double>((words.first >> 11) + 1) * 0x1p-53;
-      const SinCos turn = TurnSinCos(static_cast<double>(words.second >> 11) * 0x1p-53);
-      const double radius = std::sqrt(-2.0 * Log(u)) * deviation_;
-      const int64_t index = 2 * pair - first_element;
-      if (index >= 0) out[static_cast<size_t>(index)] = static_cast<float>(radius * turn.cos);
-      if (2 * pair + 1 < end)
-        out[static_cast<size_t>(index + 1)] = static_cast<float>(radius * turn.sin);
+    std::array<float, 2 * kPairs> values;
+    for (int64_t pair = first_element / 2; 2 * pair < end; pair += kPairs) {
+      NormalPairs(static_cast<uint64_t>(pair), stream, seed_, deviation_, &values);
+      const int64_t from = std::max(first_element, 2 * pair);
+      const int64_t to = std::min(end, 2 * (pair + kPairs));
+      std::copy(values.begin() + (from - 2 * pair), values.begin() + (to - 2 * pair),
+                out.begin() + (from - first_element));
     }
   }
 

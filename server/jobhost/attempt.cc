@@ -323,6 +323,10 @@ void Attempt::AnswerRequests(const std::vector<int64_t>& requests,
 
 void Attempt::OnStep(const StepReport& report, const TrainingLoop::StepCosts& costs) {
   completed_steps_ = report.completed_steps;
+  if (tracer_.EndsWith(report.completed_steps)) {
+    const Status traced = tracer_.Write();
+    if (!traced.ok()) spdlog::warn("the trace is not written yet: {}", traced.ToString());
+  }
   double busy_seconds = busy_seconds_before_;
   for (size_t node = 0; node < options_.context->optimizer_threads().size(); ++node) {
     busy_seconds += optimizer_->busy_seconds(static_cast<int>(node));

@@ -1,6 +1,6 @@
-// StepTracer collects the host optimizer's spans of the traced steps, and at the end merges them
-// with the parts that the workers wrote into one Chrome trace, <output>/trace/steps.json. OnUpdate
-// is thread-safe; the rest is one thread's.
+// StepTracer collects the host optimizer's spans of the traced steps, and merges them with the parts
+// that the workers wrote into one Chrome trace, <output>/trace/steps.json. OnUpdate is thread-safe;
+// the rest is one thread's.
 
 #pragma once
 
@@ -27,7 +27,11 @@ class StepTracer {
   std::string PartPath(int rank) const;
   void OnUpdate(int numa_node, int64_t chunk, int64_t step, double start_seconds,
                 double end_seconds);
-  // When the workers have ended. Fails with codes of ChromeTrace::Read and Write.
+  // The last traced step is the one that completed as that many steps were: every worker has written its part.
+  bool EndsWith(int64_t completed_steps) const {
+    return first_step_ < end_step_ && completed_steps == end_step_;
+  }
+  // When the traced steps are over, or the workers have ended. Fails with codes of ChromeTrace::Read and Write.
   Status Write();
 
  private:
