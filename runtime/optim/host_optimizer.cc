@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -53,6 +54,9 @@ struct HostOptimizer::Impl {
   Status CheckLosses(int64_t step, StepOutcome* outcome);
   double SumOfSquares() const;
   Status NonFinite() const;
+  Status NonFiniteGradient(int64_t chunk, int64_t step) const;
+  // Of a resident chunk whose owner left its squares and said nothing yet.
+  Status NonFiniteSquares(int64_t step) const;
 
   ControlPage& page() const { return *options.page; }
 
@@ -191,13 +195,31 @@ Status HostOptimizer::Impl::NonFinite() const {
   for (const auto& node : nodes) {
     const int64_t chunk = node->scheduler->non_finite_chunk();
     if (chunk < 0) continue;
-    const int64_t unit = options.layout->chunks()[chunk].unit;
-    return Status(Code::kFailedPrecondition,
-                  "the gradient of " + options.layout->units()[unit].name + " is not finite in step " +
-                      std::to_string(step.load() + 1))
-        .WithReason("NON_FINITE_GRADIENT");
+    return NonFiniteGradient(chunk, step.load());
   }
   return Status::Ok();
+}
+
+Status HostOptimizer::Impl::NonFiniteGradient(int64_t chunk, int64_t now) const {
+  const int64_t unit = options.layout->chunks()[static_cast<size_t>(chunk)].unit;
+  return Status(Code::kFailedPrecondition,
+                "the gradient of " + options.layout->units()[static_cast<size_t>(unit)].name +
+                    " is not finite in step " + std::to_string(now + 1))
+      .WithReason("NON_FINITE_GRADIENT");
+}
+
+Status HostOptimizer::Impl::NonFiniteSquares(int64_t now) const {
+  const std::span<const double> squares = page().norm_squares();
+  for (const Chunk& chunk : options.layout->chunks()) {
+    const auto of_chunk = squares.subspan(static_cast<size_t>(chunk.first_block),
+                                          static_cast<size_t>(chunk.elements / kBlockElements));
+    const bool finite = std::all_of(of_chunk.begin(), of_chunk.end(),
+                                    [](double sum) { return std::isfinite(sum); });
+    if (!finite) return NonFiniteGradient(chunk.index, now);
+  }
+  return Status(Code::kFailedPrecondition,
+                "the gradient norm of step " + std::to_string(now + 1) + " is not finite")
+      .WithReason("NON_FINITE_GRADIENT");
 }
 
 double HostOptimizer::Impl::SumOfSquares() const {
@@ -286,10 +308,7 @@ Result<HostOptimizer::StepOutcome> HostOptimizer::FinishStep(int64_t step) {
     open_gates();
   }
 
-  Status non_finite;
-  OOM_RETURN_IF_ERROR(impl.WaitFor([&] {
-    non_finite = impl.NonFinite();
-    if (!non_finite.ok()) return true;
+  const auto all_squared = [&] {
     for (const auto& node : impl.nodes) {
       if (node->scheduler->squared_count() < node->scheduler->chunk_count()) return false;
     }
@@ -297,14 +316,17 @@ Result<HostOptimizer::StepOutcome> HostOptimizer::FinishStep(int64_t step) {
       if (chunk.owner_rank >= 0 && impl.page().norm_known(chunk.index).Load() < target) return false;
     }
     return true;
+  };
+  Status non_finite;
+  OOM_RETURN_IF_ERROR(impl.WaitFor([&] {
+    // In this order: a chunk that counts as squared has already said whether it is finite.
+    const bool all = all_squared();
+    non_finite = impl.NonFinite();
+    return all || !non_finite.ok();
   }));
   if (!non_finite.ok()) return non_finite;
   outcome.gradient_norm = std::sqrt(impl.SumOfSquares());
-  if (!std::isfinite(outcome.gradient_norm)) {
-    return Status(Code::kFailedPrecondition,
-                  "the gradient norm of step " + std::to_string(step + 1) + " is not finite")
-        .WithReason("NON_FINITE_GRADIENT");
-  }
+  if (!std::isfinite(outcome.gradient_norm)) return impl.NonFiniteSquares(step);
   outcome.clip = deferred ? ClipFactor(outcome.gradient_norm, impl.options.max_gradient_norm) : 1.0;
   impl.page().clip_record(step) = {
       .step = step, .gradient_norm = outcome.gradient_norm, .clip = outcome.clip};
