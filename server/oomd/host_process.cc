@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -145,6 +146,8 @@ Result<HostProcess> SpawnHost(const SpawnOptions& options) {
   }
   return process;
 }
+
+void ForgetHost(const std::string& directory) { ::unlink((directory + "/host.pid").c_str()); }
 
 Result<HostProcess> FindHost(const std::string& directory) {
   const Result<std::string> text = ReadFile(directory + "/host.pid", 4096);

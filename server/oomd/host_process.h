@@ -35,6 +35,10 @@ Result<HostProcess> SpawnHost(const SpawnOptions& options);
 // kNotFound if there is no host.pid, kUnavailable if that process is gone.
 Result<HostProcess> FindHost(const std::string& directory);
 
+// Removes host.pid: the end of that process has been seen, and must not be taken for the end of the next one, should this
+// daemon die before it has started that.
+void ForgetHost(const std::string& directory);
+
 // Field 22 of /proc/<pid>/stat: clock ticks from boot to the start of the process; 0 if it is gone.
 unsigned long long ProcessStartTicks(pid_t pid);
 

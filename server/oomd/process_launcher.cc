@@ -206,6 +206,7 @@ void HostLink::OnProcessEnd() {
   const auto self = shared_from_this();
   Close();
   owner_.links.erase(uid_);
+  ForgetHost(owner_.Directory(uid_));
   owner_.events->OnExit(uid_);
   owner_.after();
 }
@@ -278,8 +279,11 @@ Status ProcessLauncher::Start(const internal::v1::JobStart& start) {
 
 Launcher::Found ProcessLauncher::Adopt(const std::string& uid) {
   Result<HostProcess> process = FindHost(impl_->Directory(uid));
-  if (!process.ok())
-    return process.status().code() == Code::kNotFound ? Found::kNeverStarted : Found::kDead;
+  if (!process.ok()) {
+    if (process.status().code() == Code::kNotFound) return Found::kNeverStarted;
+    ForgetHost(impl_->Directory(uid));
+    return Found::kDead;
+  }
   impl_->Track(uid, std::move(process.value()));
   return Found::kAlive;
 }

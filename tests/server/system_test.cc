@@ -322,6 +322,8 @@ TEST_F(HostProcessTest, AHostIsFoundAgainWhileItLivesAndNotByItsNumberAlone) {
   kill(-host->pid, SIGKILL);
   waitpid(host->pid, nullptr, 0);
   EXPECT_EQ(FindHost(folder_).status().code(), Code::kUnavailable);
+  ForgetHost(folder_);
+  EXPECT_EQ(FindHost(folder_).status().code(), Code::kNotFound);
 }
 
 TEST(LogTest, AMessageStaysOneJsonStringWhateverIsInIt) {
