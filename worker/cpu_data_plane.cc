@@ -11,24 +11,22 @@ CpuDataPlane::CpuDataPlane(const Options& options)
     : DataPlane(options),
       update_(options.layout, options.pools, options.accumulation, options.simd) {}
 
+Status CpuDataPlane::CopyIn(std::byte* to, const Region& from) {
+  std::memcpy(to, options_.pools->At(from), static_cast<size_t>(from.bytes));
+  return Status::Ok();
+}
+
+Status CpuDataPlane::CopyOut(const Region& to, const void* from) {
+  std::memcpy(options_.pools->At(to), from, static_cast<size_t>(to.bytes));
+  return Status::Ok();
+}
+
 Status CpuDataPlane::GatherRows(const Node& node, int64_t step, int64_t width,
                                 std::span<const int32_t> tokens, const int32_t*, std::byte* out) {
   const int64_t row_bytes = width * options_.layout->weight_bytes();
   for (const int64_t token : tokens) {
     OOM_RETURN_IF_ERROR(CopyWeights(node.unit, step, token * width, width, out));
     out += row_bytes;
-  }
-  return Status::Ok();
-}
-
-Status CpuDataPlane::LoadUnit(const Node& node, int64_t step, std::byte* window) {
-  const SharedLayout& layout = *options_.layout;
-  for (int64_t c = layout.first_chunk(node.unit); c < layout.first_chunk(node.unit + 1); ++c) {
-    OOM_RETURN_IF_ERROR(AwaitVersion(c, step));
-    const Region from = layout.weights(c);
-    std::memcpy(window + layout.chunks()[c].first_element * layout.weight_bytes(),
-                options_.pools->At(from), static_cast<size_t>(from.bytes));
-    transfers_.Add(node.resource, node.unit, from.bytes);
   }
   return Status::Ok();
 }
@@ -111,20 +109,6 @@ Status CpuDataPlane::StoreRows(const Node& node, int64_t step, const float* sums
   return Status::Ok();
 }
 
-Status CpuDataPlane::StoreBoundary(const Node& node, const std::byte* from) {
-  const Region region = options_.layout->boundary(options_.rank, node.layer);
-  std::memcpy(options_.pools->At(region), from, static_cast<size_t>(region.bytes));
-  transfers_.Add(node.resource, node.unit, region.bytes);
-  return Status::Ok();
-}
-
-Status CpuDataPlane::LoadBoundary(const Node& node, std::byte* to) {
-  const Region region = options_.layout->boundary(options_.rank, node.layer);
-  std::memcpy(to, options_.pools->At(region), static_cast<size_t>(region.bytes));
-  transfers_.Add(node.resource, node.unit, region.bytes);
-  return Status::Ok();
-}
-
 Status CpuDataPlane::PublishLoss(int64_t step, const Loss& loss) {
   RankRecord& record = options_.page->rank_record(options_.rank, step);
   record.step = step;
@@ -149,7 +133,7 @@ Status CpuDataPlane::Norm(const Node& node, int64_t step) {
       node.chunk, step, 0,
       options_.page->norm_squares().subspan(static_cast<size_t>(chunk.first_block), blocks),
       &scratch_);
-  if (!finite) return NonFinite(node.chunk, step);
+  if (!finite) return NonFiniteGradient(layout, node.chunk, step);
   options_.page->norm_known(node.chunk).Publish(static_cast<uint64_t>(step + 1));
   options_.page->bell().Ring();
   return Status::Ok();

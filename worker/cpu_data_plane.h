@@ -14,17 +14,16 @@ class CpuDataPlane : public DataPlane {
 
   Status GatherRows(const Node& node, int64_t step, int64_t width, std::span<const int32_t> tokens,
                     const int32_t* device_tokens, std::byte* out) override;
-  Status LoadUnit(const Node& node, int64_t step, std::byte* window) override;
   Result<std::byte*> WeightsInPlace(int64_t unit, int64_t step) override;
   Status StoreGradient(const Node& node, int64_t step, const float* unit_gradient) override;
   Status StoreRows(const Node& node, int64_t step, const float* sums, int64_t elements) override;
-  Status StoreBoundary(const Node& node, const std::byte* from) override;
-  Status LoadBoundary(const Node& node, std::byte* to) override;
   Status PublishLoss(int64_t step, const Loss& loss) override;
   Status Norm(const Node& node, int64_t step) override;
   Status Update(const Node& node, int64_t step) override;
 
  private:
+  Status CopyIn(std::byte* to, const Region& from) override;
+  Status CopyOut(const Region& to, const void* from) override;
   // Copies elements [first, first + elements) of the unit's weights to `out`, waiting for the version of the chunks
   // that hold them.
   Status CopyWeights(int64_t unit, int64_t step, int64_t first_element, int64_t elements,

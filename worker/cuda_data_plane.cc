@@ -3,7 +3,6 @@
 #include <cuda_bf16.h>
 
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
 
 #include "runtime/base/check.h"
@@ -15,6 +14,7 @@
 #include "runtime/kernels/dense_rows.h"
 #include "runtime/kernels/gradient.h"
 #include "runtime/kernels/token_rows.h"
+#include "runtime/optim/chunk_update.h"
 
 namespace oom {
 namespace {
@@ -72,19 +72,10 @@ void CudaDataPlane::PublishRowSet(int64_t step, std::span<const int32_t> row_num
   if (scratch_.row_numbers == nullptr) return;
   const SharedLayout::RowGradient rows = options_.layout->embedding_rows(options_.rank);
   // From its place in the pool, which stays as it is for two steps.
-  const std::byte* set = options_.pools->At(rows.region) + rows.row_set_offset_bytes(step);
-  OOM_CUDA_CHECK(cudaMemcpyAsync(scratch_.row_numbers + step % 2 * rows.max_rows,
-                                 set + rows.kRowNumbersOffset, row_numbers.size_bytes(),
-                                 cudaMemcpyHostToDevice, CurrentCudaStream()));
-}
-
-std::span<const int32_t> CudaDataPlane::RowSet(int64_t step) const {
-  const SharedLayout::RowGradient rows = options_.layout->embedding_rows(options_.rank);
-  const std::byte* set = options_.pools->At(rows.region) + rows.row_set_offset_bytes(step);
-  int64_t count = 0;
-  std::memcpy(&count, set, sizeof(count));
-  return {reinterpret_cast<const int32_t*>(set + rows.kRowNumbersOffset),
-          static_cast<size_t>(count)};
+  const std::span<const int32_t> set =
+      RowSet(*options_.layout, *options_.pools, options_.rank, step);
+  OOM_CUDA_CHECK(cudaMemcpyAsync(scratch_.row_numbers + step % 2 * rows.max_rows, set.data(),
+                                 set.size_bytes(), cudaMemcpyHostToDevice, CurrentCudaStream()));
 }
 
 Status CudaDataPlane::GatherRows(const Node& node, int64_t step, int64_t width,
@@ -118,18 +109,6 @@ Status CudaDataPlane::GatherRows(const Node& node, int64_t step, int64_t width,
   } else {
     oom::GatherRows(gather, reinterpret_cast<const __nv_bfloat16*>(weights),
                     reinterpret_cast<__nv_bfloat16*>(out), CurrentCudaStream());
-  }
-  return Status::Ok();
-}
-
-Status CudaDataPlane::LoadUnit(const Node& node, int64_t step, std::byte* window) {
-  const SharedLayout& layout = *options_.layout;
-  for (int64_t c = layout.first_chunk(node.unit); c < layout.first_chunk(node.unit + 1); ++c) {
-    OOM_RETURN_IF_ERROR(AwaitVersion(c, step));
-    const Region from = layout.weights(c);
-    OOM_RETURN_IF_ERROR(
-        CopyIn(window + layout.chunks()[c].first_element * layout.weight_bytes(), from));
-    transfers_.Add(node.resource, node.unit, from.bytes);
   }
   return Status::Ok();
 }
@@ -191,18 +170,6 @@ Status CudaDataPlane::StoreRows(const Node& node, int64_t step, const float* sum
   return Status::Ok();
 }
 
-Status CudaDataPlane::StoreBoundary(const Node& node, const std::byte* from) {
-  const Region region = options_.layout->boundary(options_.rank, node.layer);
-  transfers_.Add(node.resource, node.unit, region.bytes);
-  return CopyOut(region, from);
-}
-
-Status CudaDataPlane::LoadBoundary(const Node& node, std::byte* to) {
-  const Region region = options_.layout->boundary(options_.rank, node.layer);
-  transfers_.Add(node.resource, node.unit, region.bytes);
-  return CopyIn(to, region);
-}
-
 Status CudaDataPlane::PublishLoss(int64_t step, const Loss& loss) {
   RankRecord& record = options_.page->rank_record(options_.rank, step);
   record.step = step;
@@ -223,7 +190,7 @@ Status CudaDataPlane::WithGradient(const Chunk& chunk, int64_t step, const Use& 
                                         : use(reinterpret_cast<const float*>(partial));
   }
   const int64_t width = unit.tensor(TensorRole::kEmbedding).shape[1];
-  const std::span<const int32_t> set = RowSet(step);
+  const std::span<const int32_t> set = RowSet(layout, *options_.pools, options_.rank, step);
   const auto first = std::lower_bound(set.begin(), set.end(),
                                       static_cast<int32_t>(chunk.first_element / width));
   const auto last = std::lower_bound(
@@ -274,7 +241,7 @@ Status CudaDataPlane::Update(const Node& node, int64_t step) {
   double clip = 1.0;
   OOM_RETURN_IF_ERROR(AwaitGate(step, &clip));
   OOM_RETURN_IF_ERROR(Await(options_.page->norm_known(node.chunk), step + 1));
-  if (scratch_.finite[node.chunk] == 0) return NonFinite(node.chunk, step);
+  if (scratch_.finite[node.chunk] == 0) return NonFiniteGradient(layout, node.chunk, step);
   const double rate = LearningRate(options_.schedule, step);
   const DeviceAdamWOptions options{
       .scalars = MakeAdamWScalars(options_.hyper, rate, step + 1, true, clip),

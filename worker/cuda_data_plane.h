@@ -31,28 +31,23 @@ class CudaDataPlane : public DataPlane {
   void PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) override;
   Status GatherRows(const Node& node, int64_t step, int64_t width, std::span<const int32_t> tokens,
                     const int32_t* device_tokens, std::byte* out) override;
-  Status LoadUnit(const Node& node, int64_t step, std::byte* window) override;
   Result<std::byte*> WeightsInPlace(int64_t unit, int64_t step) override;
   Status StoreGradient(const Node& node, int64_t step, const float* unit_gradient) override;
   Status StoreRows(const Node& node, int64_t step, const float* sums, int64_t elements) override;
-  Status StoreBoundary(const Node& node, const std::byte* from) override;
-  Status LoadBoundary(const Node& node, std::byte* to) override;
   Status PublishLoss(int64_t step, const Loss& loss) override;
   Status Norm(const Node& node, int64_t step) override;
   Status Update(const Node& node, int64_t step) override;
 
  private:
-  // Between the device and a region of a registered pool.
-  Status CopyIn(std::byte* to, const Region& from);
-  Status CopyOut(const Region& to, const void* from);
+  // The pools' parts are registered.
+  Status CopyIn(std::byte* to, const Region& from) override;
+  Status CopyOut(const Region& to, const void* from) override;
   // Behind everything that this thread has enqueued.
   Status StoreWord(const SharedWord& word, int64_t value);
   // Calls use(partials, ...) with the summed gradient of a resident chunk as the update rule takes it.
   template <class Use>
   Status WithGradient(const Chunk& chunk, int64_t step, const Use& use);
   Status TakeSnapshot(int64_t chunk, int64_t step);
-  // The step's row set where it lies on the host.
-  std::span<const int32_t> RowSet(int64_t step) const;
 
   const Scratch scratch_;
 };

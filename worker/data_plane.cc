@@ -43,6 +43,30 @@ Status DataPlane::AwaitRowsRead(const Node& node, int64_t step) const {
   return Status::Ok();
 }
 
+Status DataPlane::LoadUnit(const Node& node, int64_t step, std::byte* window) {
+  const SharedLayout& layout = *options_.layout;
+  for (int64_t c = layout.first_chunk(node.unit); c < layout.first_chunk(node.unit + 1); ++c) {
+    OOM_RETURN_IF_ERROR(AwaitVersion(c, step));
+    const Region from = layout.weights(c);
+    OOM_RETURN_IF_ERROR(
+        CopyIn(window + layout.chunks()[c].first_element * layout.weight_bytes(), from));
+    transfers_.Add(node.resource, node.unit, from.bytes);
+  }
+  return Status::Ok();
+}
+
+Status DataPlane::StoreBoundary(const Node& node, const std::byte* from) {
+  const Region region = options_.layout->boundary(options_.rank, node.layer);
+  transfers_.Add(node.resource, node.unit, region.bytes);
+  return CopyOut(region, from);
+}
+
+Status DataPlane::LoadBoundary(const Node& node, std::byte* to) {
+  const Region region = options_.layout->boundary(options_.rank, node.layer);
+  transfers_.Add(node.resource, node.unit, region.bytes);
+  return CopyIn(to, region);
+}
+
 void DataPlane::PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) {
   const SharedLayout::RowGradient rows = options_.layout->embedding_rows(options_.rank);
   const auto count = static_cast<int64_t>(row_numbers.size());
@@ -69,14 +93,6 @@ Status DataPlane::AwaitGate(int64_t step, double* clip) const {
   OOM_RETURN_IF_ERROR(Await(page.clip_known(), step + 1));
   *clip = page.clip_record(step).clip;
   return Status::Ok();
-}
-
-Status DataPlane::NonFinite(int64_t chunk, int64_t step) const {
-  const SharedLayout& layout = *options_.layout;
-  return Status(Code::kFailedPrecondition,
-                "the gradient of " + layout.units()[layout.chunks()[chunk].unit].name +
-                    " is not finite in step " + std::to_string(step + 1))
-      .WithReason("NON_FINITE_GRADIENT");
 }
 
 }  // namespace oom

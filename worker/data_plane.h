@@ -56,7 +56,7 @@ class DataPlane {
                             std::byte* out) = 0;
 
   // Waits for the unit's newest version and copies it into `window`. kAborted if the attempt ends.
-  virtual Status LoadUnit(const Node& node, int64_t step, std::byte* window) = 0;
+  Status LoadUnit(const Node& node, int64_t step, std::byte* window);
   // The unit's weights where they lie. REQUIRES: resident on the only rank. Waits for the version.
   virtual Result<std::byte*> WeightsInPlace(int64_t unit, int64_t step) = 0;
 
@@ -67,8 +67,8 @@ class DataPlane {
   // The embedding's gradient: `sums` [rows, width] of `elements` FP32 values, in the order of the row set.
   virtual Status StoreRows(const Node& node, int64_t step, const float* sums, int64_t elements) = 0;
 
-  virtual Status StoreBoundary(const Node& node, const std::byte* from) = 0;
-  virtual Status LoadBoundary(const Node& node, std::byte* to) = 0;
+  Status StoreBoundary(const Node& node, const std::byte* from);
+  Status LoadBoundary(const Node& node, std::byte* to);
 
   virtual Status PublishLoss(int64_t step, const Loss& loss) = 0;
   // Of a resident chunk of this rank. Norm or Update fails with NON_FINITE_GRADIENT (the unit is named).
@@ -81,6 +81,9 @@ class DataPlane {
   const TransferCounts& transfers() const { return transfers_; }
 
  protected:
+  // Between the device's memory and a region of the job's pools.
+  virtual Status CopyIn(std::byte* to, const Region& from) = 0;
+  virtual Status CopyOut(const Region& to, const void* from) = 0;
   Status AwaitVersion(int64_t chunk, int64_t step) const;
   // Before a gradient goes to its place in step `step`: the last one in it has to be gone.
   Status AwaitSlot(int64_t chunk, int64_t step) const;
@@ -88,7 +91,6 @@ class DataPlane {
   Status AwaitRowsRead(const Node& node, int64_t step) const;
   // Overlapped: every rank's loss is known and finite. Deferred: the clip factor is known.
   Status AwaitGate(int64_t step, double* clip) const;
-  Status NonFinite(int64_t chunk, int64_t step) const;
 
   const Options options_;
   TransferCounts transfers_;

@@ -1,6 +1,7 @@
 #include "runtime/memory/shm_layout.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 
 #include "runtime/base/check.h"
@@ -201,6 +202,16 @@ Region SharedLayout::gradient(int64_t chunk, int rank, int64_t step) const {
   return {.pool = ring_.pool,
           .offset_bytes = ring_.offset_bytes + (slot * rank_count_ + rank) * ring_slot_bytes_,
           .bytes = bytes};
+}
+
+std::span<const int32_t> RowSet(const SharedLayout& layout, const PoolMap& pools, int rank,
+                                int64_t step) {
+  const SharedLayout::RowGradient rows = layout.embedding_rows(rank);
+  const std::byte* set = pools.At(rows.region) + rows.row_set_offset_bytes(step);
+  int64_t count = 0;
+  std::memcpy(&count, set, sizeof(count));
+  return {reinterpret_cast<const int32_t*>(set + rows.kRowNumbersOffset),
+          static_cast<size_t>(count)};
 }
 
 int64_t SharedLayout::update_traffic_bytes(int64_t unit) const {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -137,5 +138,10 @@ struct PoolMap {
   std::vector<std::byte*> bases;
   std::byte* At(const Region& region) const { return bases[region.pool] + region.offset_bytes; }
 };
+
+// Numbers of the rows of `rank`'s batch in that step, where they lie: rising and unique. Valid from the rank's
+// loss_known on until the step two later is granted.
+std::span<const int32_t> RowSet(const SharedLayout& layout, const PoolMap& pools, int rank,
+                                int64_t step);
 
 }  // namespace oom

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string>
 
 #include "runtime/base/check.h"
 
@@ -43,6 +44,14 @@ std::vector<uint8_t> DecayedBlocks(const ParameterUnit& unit) {
   return decayed;
 }
 
+Status NonFiniteGradient(const SharedLayout& layout, int64_t chunk, int64_t step) {
+  const int64_t unit = layout.chunks()[static_cast<size_t>(chunk)].unit;
+  return Status(Code::kFailedPrecondition,
+                "the gradient of " + layout.units()[static_cast<size_t>(unit)].name +
+                    " is not finite in step " + std::to_string(step + 1))
+      .WithReason("NON_FINITE_GRADIENT");
+}
+
 ChunkUpdate::ChunkUpdate(const SharedLayout* layout, const PoolMap* pools, int accumulation,
                          SimdLevel level)
     : layout_(layout),
@@ -53,15 +62,6 @@ ChunkUpdate::ChunkUpdate(const SharedLayout* layout, const PoolMap* pools, int a
   for (const ParameterUnit& unit : layout->units()) block_decayed_.push_back(DecayedBlocks(unit));
 }
 
-std::span<const int32_t> ChunkUpdate::RowSet(int rank, int64_t step) const {
-  const SharedLayout::RowGradient rows = layout_->embedding_rows(rank);
-  const std::byte* base = pools_->At(rows.region) + rows.row_set_offset_bytes(step);
-  int64_t count = 0;
-  std::memcpy(&count, base, sizeof(count));
-  return {reinterpret_cast<const int32_t*>(base + rows.kRowNumbersOffset),
-          static_cast<size_t>(count)};
-}
-
 std::vector<char> ChunkUpdate::BlocksWithRows(int64_t chunk_index, int64_t step) const {
   const Chunk& chunk = layout_->chunks()[chunk_index];
   const ParameterUnit& unit = layout_->units()[chunk.unit];
@@ -70,7 +70,7 @@ std::vector<char> ChunkUpdate::BlocksWithRows(int64_t chunk_index, int64_t step)
   const int64_t end = chunk.first_element + chunk.elements;
   std::vector<char> has_rows(static_cast<size_t>(chunk.elements / kBlockElements), 0);
   for (int rank = 0; rank < layout_->rank_count(); ++rank) {
-    const std::span<const int32_t> set = RowSet(rank, step);
+    const std::span<const int32_t> set = RowSet(*layout_, *pools_, rank, step);
     auto row = std::lower_bound(set.begin(), set.end(),
                                 static_cast<int32_t>(chunk.first_element / width));
     for (; row != set.end() && *row * width < end; ++row) {
@@ -94,7 +94,7 @@ void ChunkUpdate::DenseRows(const Chunk& chunk, int64_t step, int64_t first_elem
   out->assign(static_cast<size_t>(layout_->rank_count() * kBlockElements), Element{0});
   for (int rank = 0; rank < layout_->rank_count(); ++rank) {
     const SharedLayout::RowGradient rows = layout_->embedding_rows(rank);
-    const std::span<const int32_t> set = RowSet(rank, step);
+    const std::span<const int32_t> set = RowSet(*layout_, *pools_, rank, step);
     const auto* values = reinterpret_cast<const Element*>(pools_->At(rows.region) +
                                                           rows.rows_offset_bytes);
     auto row = std::lower_bound(set.begin(), set.end(), static_cast<int32_t>(begin / width));

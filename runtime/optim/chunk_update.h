@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/base/status.h"
 #include "runtime/memory/shm_layout.h"
 #include "runtime/optim/adamw.h"
 
@@ -16,6 +17,9 @@ namespace oom {
 
 // By block of the unit: 1 where weight decay applies.
 std::vector<uint8_t> DecayedBlocks(const ParameterUnit& unit);
+
+// Reason NON_FINITE_GRADIENT: the chunk's unit and the step (from 1) are named.
+Status NonFiniteGradient(const SharedLayout& layout, int64_t chunk, int64_t step);
 
 class ChunkUpdate {
  public:
@@ -51,8 +55,6 @@ class ChunkUpdate {
   template <class Element>
   void DenseRows(const Chunk& chunk, int64_t step, int64_t first_element,
                  std::vector<Element>* out) const;
-  // Numbers of the rows of `rank`'s batch in that step: rising and unique.
-  std::span<const int32_t> RowSet(int rank, int64_t step) const;
 
   const SharedLayout* const layout_;
   const PoolMap* const pools_;

@@ -54,7 +54,6 @@ struct HostOptimizer::Impl {
   Status CheckLosses(int64_t step, StepOutcome* outcome);
   double SumOfSquares() const;
   Status NonFinite() const;
-  Status NonFiniteGradient(int64_t chunk, int64_t step) const;
   // Of a resident chunk whose owner left its squares and said nothing yet.
   Status NonFiniteSquares(int64_t step) const;
 
@@ -195,17 +194,9 @@ Status HostOptimizer::Impl::NonFinite() const {
   for (const auto& node : nodes) {
     const int64_t chunk = node->scheduler->non_finite_chunk();
     if (chunk < 0) continue;
-    return NonFiniteGradient(chunk, step.load());
+    return NonFiniteGradient(*options.layout, chunk, step.load());
   }
   return Status::Ok();
-}
-
-Status HostOptimizer::Impl::NonFiniteGradient(int64_t chunk, int64_t now) const {
-  const int64_t unit = options.layout->chunks()[static_cast<size_t>(chunk)].unit;
-  return Status(Code::kFailedPrecondition,
-                "the gradient of " + options.layout->units()[static_cast<size_t>(unit)].name +
-                    " is not finite in step " + std::to_string(now + 1))
-      .WithReason("NON_FINITE_GRADIENT");
 }
 
 Status HostOptimizer::Impl::NonFiniteSquares(int64_t now) const {
@@ -215,7 +206,7 @@ Status HostOptimizer::Impl::NonFiniteSquares(int64_t now) const {
                                           static_cast<size_t>(chunk.elements / kBlockElements));
     const bool finite = std::all_of(of_chunk.begin(), of_chunk.end(),
                                     [](double sum) { return std::isfinite(sum); });
-    if (!finite) return NonFiniteGradient(chunk.index, now);
+    if (!finite) return NonFiniteGradient(*options.layout, chunk.index, now);
   }
   return Status(Code::kFailedPrecondition,
                 "the gradient norm of step " + std::to_string(now + 1) + " is not finite")
