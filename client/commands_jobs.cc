@@ -15,6 +15,7 @@
 #include "client/exit_code.h"
 #include "client/follow.h"
 #include "client/job_view.h"
+#include "runtime/base/clock.h"
 
 namespace oom {
 namespace {
@@ -42,7 +43,7 @@ int ForEachJob(Session* session, const std::function<Status(OomClient*, const st
 // What a change answers: the job in the forms for scripts, one line for a human.
 void ReportChange(Session* session, const v1::Job& job) {
   if (!session->output().is_table()) {
-    WriteJob(job, NowSeconds(), &session->output());
+    WriteJob(job, UnixSeconds(), &session->output());
     return;
   }
   std::string text = JobId(job.name()) + ": " + StateName(job.state());
@@ -137,7 +138,7 @@ int RunList(Session* session) {
   if (!client.ok()) return session->Fail(client.status());
   const Result<std::vector<v1::Job>> jobs = ListAll(*client, state);
   if (!jobs.ok()) return session->Fail(jobs.status());
-  WriteJobs(*jobs, NowSeconds(), &session->output());
+  WriteJobs(*jobs, UnixSeconds(), &session->output());
   return kExitOk;
 }
 
@@ -159,12 +160,12 @@ int ShowJobs(Session* session, bool describe) {
   if (describe && output.is_table()) {
     for (size_t i = 0; i < jobs.size(); ++i) {
       if (i > 0) output.Line("");
-      WriteDescription(jobs[i], NowSeconds(), &output);
+      WriteDescription(jobs[i], UnixSeconds(), &output);
     }
   } else if (session->line().arguments.size() == 1 && !jobs.empty()) {
-    WriteJob(jobs.front(), NowSeconds(), &output);
+    WriteJob(jobs.front(), UnixSeconds(), &output);
   } else if (!jobs.empty()) {
-    WriteJobs(jobs, NowSeconds(), &output);
+    WriteJobs(jobs, UnixSeconds(), &output);
   }
   return code;
 }

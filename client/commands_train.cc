@@ -11,6 +11,7 @@
 #include "client/job_yaml.h"
 #include "client/plan_view.h"
 #include "client/request_id.h"
+#include "runtime/base/clock.h"
 
 namespace oom {
 namespace {
@@ -133,7 +134,7 @@ int RunSubmit(Session* session) {
     output.Message("submitted; follow it with: oom watch " + JobId(job->name()) +
                    HostFlag(session));
   } else {
-    WriteJob(*job, NowSeconds(), &output);
+    WriteJob(*job, UnixSeconds(), &output);
   }
   return kExitOk;
 }

@@ -1,6 +1,5 @@
 #include "client/follow.h"
 
-#include <chrono>
 #include <deque>
 #include <string>
 #include <utility>
@@ -8,6 +7,7 @@
 #include "client/exit_code.h"
 #include "client/job_view.h"
 #include "client/progress.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/file.h"
 
 namespace oom {
@@ -17,10 +17,6 @@ constexpr double kSecondInterruptSeconds = 2.0;
 constexpr size_t kFailedLogLines = 20;
 // The end of a log is looked for in at most this much of it.
 constexpr int64_t kFailedLogLimitBytes = int64_t{64} << 20;
-
-double SteadySeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 std::deque<std::string> LastLines(const std::string& text, size_t count) {
   std::deque<std::string> lines;
@@ -151,7 +147,7 @@ Status WatchEvents(OomClient* client, const WatchOptions& options,
   request.set_name(options.name);
   request.set_resume_token(options.resume_token);
   int64_t last_sequence = 0;
-  double heard_at = SteadySeconds();
+  double heard_at = MonotonicSeconds();
   int failures = 0;
   while (true) {
     bool heard = false;
@@ -168,7 +164,7 @@ Status WatchEvents(OomClient* client, const WatchOptions& options,
       return !stopped;
     });
     if (stopped) return Status::Ok();
-    if (heard) heard_at = SteadySeconds();
+    if (heard) heard_at = MonotonicSeconds();
     switch (status.code()) {
       case Code::kOk:
       case Code::kUnavailable:
@@ -185,7 +181,7 @@ Status WatchEvents(OomClient* client, const WatchOptions& options,
         return status;
     }
     if (++failures == 1 && options.on_lost) options.on_lost(status);
-    if (SteadySeconds() - heard_at >= options.patience_seconds) {
+    if (MonotonicSeconds() - heard_at >= options.patience_seconds) {
       return status.ok() ? Status(Code::kUnavailable, "oomd ended the stream") : status;
     }
     if (!client->Backoff(failures)) return Status(Code::kCancelled, "interrupted");
@@ -195,7 +191,7 @@ Status WatchEvents(OomClient* client, const WatchOptions& options,
 int FollowJob(Session* session, Interrupt* interrupt, const FollowOptions& options) {
   Result<OomClient*> client = session->Client();
   if (!client.ok()) return session->Fail(client.status());
-  ProgressPrinter progress({.interval_seconds = options.interval_seconds, .clock = SteadySeconds},
+  ProgressPrinter progress({.interval_seconds = options.interval_seconds, .clock = MonotonicSeconds},
                            &session->output());
   v1::Job last;
   WatchOptions watch{.name = options.name};
@@ -254,7 +250,7 @@ int ReportOutcome(Session* session, const v1::Job& job) {
       session->output().Message(text);
     }
   }
-  if (!session->output().is_table()) WriteJob(job, NowSeconds(), &session->output());
+  if (!session->output().is_table()) WriteJob(job, UnixSeconds(), &session->output());
   return ExitCodeOf(job.state());
 }
 

@@ -1,7 +1,6 @@
 #include "client/job_view.h"
 
 #include <algorithm>
-#include <chrono>
 #include <ctime>
 #include <utility>
 
@@ -318,10 +317,6 @@ void WriteNode(const v1::Node& node, Output* output) {
   }
   devices.Write(output);
   if (!node.hugepage_hint().empty()) output->Message("hugepages: " + node.hugepage_hint());
-}
-
-double NowSeconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace oom

@@ -32,6 +32,4 @@ void WriteEvent(const v1::JobEvent& event, Output* output);
 
 void WriteNode(const v1::Node& node, Output* output);
 
-double NowSeconds();
-
 }  // namespace oom

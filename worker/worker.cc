@@ -10,6 +10,7 @@
 
 #include "planner/job_settings.h"
 #include "runtime/base/check.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/mutex.h"
 #include "runtime/checkpoint/checkpoint_source.h"
 #include "runtime/data/dataset.h"
@@ -26,13 +27,6 @@
 #include "worker/worker_device.h"
 
 namespace oom {
-namespace {
-
-double NowSeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 struct Worker::Impl {
   internal::v1::WorkerStart start;
@@ -217,7 +211,7 @@ Status Worker::Impl::Evaluate(int graph, int64_t completed_steps) {
 // Runs when the last node of the step is done; steps end in order.
 void Worker::Impl::RecordStep(int64_t step) {
   RankRecord& record = page->rank_record(rank(), step);
-  const double now = NowSeconds();
+  const double now = MonotonicSeconds();
   record.step_seconds = now - last_step_end_seconds;
   last_step_end_seconds = now;
   const double waited = executor->compute_wait_seconds();
@@ -289,7 +283,7 @@ Status Worker::Run(const std::function<void(const Status&)>& on_failure) {
   const int train = impl.executor->AddGraph(&impl.training);
   const int evaluate = impl.executor->AddGraph(&impl.evaluation);
   impl.runner->BeginTraining(&impl.training);
-  impl.last_step_end_seconds = NowSeconds();
+  impl.last_step_end_seconds = MonotonicSeconds();
 
   // The stop word has no waiter of its own; it is looked at this often while no step is granted.
   const WaitOptions poll{.timeout = std::chrono::milliseconds(50)};
@@ -320,7 +314,7 @@ Status Worker::Run(const std::function<void(const Status&)>& on_failure) {
     RankRecord& record = page.rank_record(impl.rank(), step);
     record.evaluation_loss_sum = impl.runner->evaluation_loss_sum();
     record.evaluation_targets = impl.runner->evaluation_targets();
-    impl.last_step_end_seconds = NowSeconds();
+    impl.last_step_end_seconds = MonotonicSeconds();
     impl.PublishDone(step);
   }
   OOM_RETURN_IF_ERROR(impl.executor->Drain());

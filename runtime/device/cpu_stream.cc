@@ -1,22 +1,15 @@
 #include <pthread.h>
 
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <thread>
 #include <utility>
 
+#include "runtime/base/clock.h"
 #include "runtime/device/stream.h"
 
 namespace oom {
-namespace {
-
-double NowSeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 void Event::Raise(uint64_t ticket) {
   ticket_.store(ticket, std::memory_order_release);
@@ -26,12 +19,12 @@ void Event::Raise(uint64_t ticket) {
 double Event::Await(uint64_t ticket) const {
   uint64_t seen = ticket_.load(std::memory_order_acquire);
   if (seen >= ticket) return 0.0;
-  const double start = NowSeconds();
+  const double start = MonotonicSeconds();
   while (seen < ticket) {
     ticket_.wait(seen, std::memory_order_acquire);
     seen = ticket_.load(std::memory_order_acquire);
   }
-  return NowSeconds() - start;
+  return MonotonicSeconds() - start;
 }
 
 class CpuStream : public Stream {
@@ -55,9 +48,9 @@ class CpuStream : public Stream {
   void Launch(std::function<void()> work, Done done) override {
     if (done) {
       work = [work = std::move(work), done = std::move(done)] {
-        const double start = NowSeconds();
+        const double start = MonotonicSeconds();
         work();
-        done(start, NowSeconds());
+        done(start, MonotonicSeconds());
       };
     }
     {

@@ -2,19 +2,12 @@
 
 #include <pthread.h>
 
-#include <chrono>
 #include <utility>
 
+#include "runtime/base/clock.h"
 #include "runtime/device/cuda_check.h"
 
 namespace oom {
-namespace {
-
-double NowSeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 CudaTimeline::CudaTimeline() {
   int device = 0;
@@ -81,7 +74,7 @@ void CudaTimeline::Run(int device) {
     }
     // A device that has failed completes nothing: whoever waits learns it from its own next call.
     const bool complete = cudaEventSynchronize(span.end) == cudaSuccess;
-    const double now = NowSeconds();
+    const double now = MonotonicSeconds();
     double start = now, end = now;
     if (complete && base_ != nullptr) {
       start = Seconds(span.start);

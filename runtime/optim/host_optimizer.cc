@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <span>
 #include <string>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/mutex.h"
 #include "runtime/optim/chunk_update.h"
 #include "runtime/optim/node_scheduler.h"
@@ -19,10 +19,6 @@ namespace {
 
 // 2^18 parameters: small enough that all threads share a chunk, large enough that taking one costs nothing.
 constexpr int64_t kPieceBlocks = (int64_t{1} << 18) / kBlockElements;
-
-double NowSeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 }  // namespace
 
@@ -102,7 +98,7 @@ void HostOptimizer::Impl::RunThread(Node* node) {
 void HostOptimizer::Impl::RunPiece(Node* node, const NodeScheduler::Piece& piece,
                                    ChunkUpdate::Scratch* scratch) {
   const int64_t now = piece.step;
-  const double start = NowSeconds();
+  const double start = MonotonicSeconds();
   bool finite = true;
   if (piece.phase == NodeScheduler::Phase::kSquares) {
     const Chunk& chunk = options.layout->chunks()[piece.chunk];
@@ -122,7 +118,7 @@ void HostOptimizer::Impl::RunPiece(Node* node, const NodeScheduler::Piece& piece
     update_bytes[static_cast<size_t>(unit)] +=
         piece.block_count * kBlockElements * options.layout->update_traffic_bytes(unit);
   }
-  const double end = NowSeconds();
+  const double end = MonotonicSeconds();
   node->busy_nanoseconds += static_cast<int64_t>((end - start) * 1e9);
   if (piece.phase == NodeScheduler::Phase::kUpdate && options.on_update) {
     options.on_update(node->numa_node, piece.chunk, now, start, end);

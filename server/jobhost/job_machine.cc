@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "runtime/base/clock.h"
 #include "runtime/checkpoint/export.h"
 
 namespace oom {
@@ -129,8 +130,7 @@ void JobMachine::Publish(v1::JobState state, int attempt, const End& details) {
   transition.set_durable_step(progress.durable_step());
   transition.set_failure_count(retry_.failure_count());
   transition.set_failed_log_path(details.failed_log_path);
-  transition.set_unix_seconds(
-      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count());
+  transition.set_unix_seconds(UnixSeconds());
   spdlog::info("{} {} {}", v1::JobState_Name(state), details.reason, details.message);
   const auto recorded = journal_->Append(std::move(transition));
   if (!recorded.ok()) {

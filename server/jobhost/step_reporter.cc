@@ -2,21 +2,14 @@
 
 #include <spdlog/spdlog.h>
 
-#include <chrono>
 #include <utility>
 #include <vector>
 
+#include "runtime/base/clock.h"
 #include "runtime/trace/step_log.h"
 #include "runtime/trace/tensorboard.h"
 
 namespace oom {
-namespace {
-
-double UnixSeconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 StepReporter::StepReporter() = default;
 StepReporter::~StepReporter() = default;

@@ -7,9 +7,9 @@
 #include <prometheus/registry.h>
 #include <spdlog/spdlog.h>
 
-#include <chrono>
 #include <set>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/mutex.h"
 #include "server/oomd/job_state.h"
 
@@ -34,14 +34,6 @@ const Buckets kStepSeconds = {0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 
 
 constexpr size_t kMaxJobLabels = 200;
 constexpr double kJobLabelSeconds = 300;  // How long a job's own series stay after its end.
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double UnixNow() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 }  // namespace
 
@@ -181,7 +173,7 @@ struct Metrics::Impl {
   void DropEnded() OOM_REQUIRES(mutex) {
     for (auto it = series.begin(); it != series.end();) {
       const Series& each = it->second;
-      if (each.ended == 0 || Now() - each.ended < kJobLabelSeconds) {
+      if (each.ended == 0 || MonotonicSeconds() - each.ended < kJobLabelSeconds) {
         ++it;
         continue;
       }
@@ -278,7 +270,7 @@ void Metrics::JobTransitioned(const v1::Job& job) {
   const MutexLock lock(impl_->mutex);
   if (!IsTerminal(job.state())) return;
   if (const auto it = impl_->series.find(job.name()); it != impl_->series.end())
-    it->second.ended = Now();
+    it->second.ended = MonotonicSeconds();
 }
 
 void Metrics::QueueWaited(double seconds) { impl_->queue_seconds.Observe(seconds); }
@@ -309,9 +301,9 @@ void Metrics::Progressed(const v1::Job& job, const internal::v1::Progress& progr
   if (progress.step() > last.step()) {
     impl_->optimizer_steps.Increment(static_cast<double>(progress.step() - last.step()));
     series->step_seconds->Observe(progress.step_seconds());
-    series->last_progress->Set(UnixNow());
+    series->last_progress->Set(UnixSeconds());
   }
-  if (progress.durable_step() > last.durable_step()) series->checkpoint_time->Set(UnixNow());
+  if (progress.durable_step() > last.durable_step()) series->checkpoint_time->Set(UnixSeconds());
   series->step->Set(static_cast<double>(progress.step()));
   series->durable_step->Set(static_cast<double>(job.durable_step()));
   series->loss->Set(progress.loss());

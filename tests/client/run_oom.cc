@@ -8,19 +8,15 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstdlib>
 
 #include "runtime/base/check.h"
+#include "runtime/base/clock.h"
 
 extern char** environ;
 
 namespace oom {
 namespace {
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 void MakePipe(UniqueFd* read_end, UniqueFd* write_end) {
   int fds[2];
@@ -45,7 +41,7 @@ std::vector<std::string> Environment(const std::map<std::string, std::string>& c
 }  // namespace
 
 OomProcess::OomProcess(const std::vector<std::string>& arguments, const OomOptions& options)
-    : options_(options), deadline_(Now() + options.deadline_seconds) {
+    : options_(options), deadline_(MonotonicSeconds() + options.deadline_seconds) {
   // A program that does not read its input is seen by its exit code.
   ::signal(SIGPIPE, SIG_IGN);
   std::vector<std::string> words = {options.program.empty() ? OOM_PROGRAM : options.program};
@@ -102,7 +98,7 @@ bool OomProcess::ReadSome() {
   pollfd wanted[2] = {{.fd = data_.get(), .events = POLLIN},
                       {.fd = messages_.get(), .events = POLLIN}};
   if (!data_.valid() && !messages_.valid()) return false;
-  const int left_ms = static_cast<int>((deadline_ - Now()) * 1000);
+  const int left_ms = static_cast<int>((deadline_ - MonotonicSeconds()) * 1000);
   if (left_ms <= 0 || ::poll(wanted, 2, left_ms) <= 0) {
     ::kill(pid_, SIGKILL);
     data_.Reset();
