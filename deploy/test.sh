@@ -2,9 +2,9 @@
 # Installs what is missing, builds, and runs the tests with CTest.
 #
 #   deploy/test.sh          the release build and all of its tests
-#   deploy/test.sh --ci     all but label slow, also under ASan + UBSan; TSan (base, memory, graph, optim, core);
+#   deploy/test.sh --ci     also, but for label slow, under ASan + UBSan; TSan (base, memory, graph, optim, core);
 #                           fuzzers for 10 s each
-#   deploy/test.sh --all    as --ci, with label slow, every test under TSan, and every header compiled alone
+#   deploy/test.sh --all    as --ci, with every test under TSan, and every header compiled alone
 #   --counts FILE           writes "PASSED FAILED" there too
 #
 # Prints the seconds of each stage and, as its last line, "N passed, N failed".
@@ -137,11 +137,7 @@ if ! stage "set-up" interruptible "$oom_root/deploy/setup.sh" --development; the
   say "0 passed, 1 failed"
   exit 1
 fi
-if [[ $mode == ci ]]; then
-  build_and_test release -LE '^slow$'
-else
-  build_and_test release
-fi
+build_and_test release
 if [[ $mode != release ]]; then
   if setarch "$(uname -m)" -R true 2>/dev/null; then prefix=(setarch "$(uname -m)" -R); fi
   export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
