@@ -121,7 +121,10 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
                                  : tokens;
   // The composite operators have log-probabilities beside the logits.
   const int64_t head = head_chunk * model.vocabulary_size * (gpu ? act : 4 + act) + 4 * row_bytes;
-  return kept + std::max(largest_layer, head);
+  // The embedding's backward takes all micro-batches at once: their upstream gradients wait for it, then lie in a row.
+  const int64_t waiting = (plan.accumulation() - 1) * row_bytes;
+  const int64_t embedding = plan.accumulation() > 1 ? (plan.accumulation() + 1) * row_bytes : 0;
+  return kept + waiting + std::max({largest_layer, head, embedding});
 }
 
 MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,

@@ -56,9 +56,7 @@ Status CudaDataPlane::CopyOut(const Region& to, const void* from) {
 }
 
 CudaDataPlane::CudaDataPlane(const Options& options, const Scratch& scratch)
-    : DataPlane(options), scratch_(scratch) {
-  OOM_CHECK(options.accumulation == 1);
-}
+    : DataPlane(options), scratch_(scratch) {}
 
 Status CudaDataPlane::StoreWord(const SharedWord& word, int64_t value) {
   OOM_RETURN_IF_CUDA_ERROR(
@@ -127,21 +125,29 @@ Status CudaDataPlane::StoreGradient(const Node& node, int64_t step, const float*
   const float* partial = unit_gradient + chunk.first_element;
   const Region place = layout.gradient(node.chunk, options_.rank, step);
   std::byte* to = options_.pools->At(place);
+  auto* accumulator = reinterpret_cast<float*>(to);
+  const bool accumulates = node.micro_batch > 0;
   if (layout.resident(node.unit)) {
     if (layout.gradient_bytes() == 2) {
       RoundToBfloat16(partial, chunk.elements, reinterpret_cast<uint16_t*>(to), CurrentCudaStream());
-      return Status::Ok();
+    } else if (accumulates) {
+      AccumulateFloat32(partial, chunk.elements, accumulator, CurrentCudaStream());
+    } else {
+      return Copy(to, partial, place.bytes, cudaMemcpyDeviceToDevice);
     }
-    return Copy(to, partial, place.bytes, cudaMemcpyDeviceToDevice);
+    return Status::Ok();
   }
-  const void* from = partial;
   if (layout.gradient_bytes() == 2) {
     RoundToBfloat16(partial, chunk.elements, reinterpret_cast<uint16_t*>(scratch_.partials),
                     CurrentCudaStream());
-    from = scratch_.partials;
+    OOM_RETURN_IF_ERROR(CopyOut(place, scratch_.partials));
+  } else if (accumulates) {
+    AccumulateFloat32OnHost(partial, chunk.elements, accumulator, CurrentCudaStream());
+  } else {
+    OOM_RETURN_IF_ERROR(CopyOut(place, partial));
   }
-  OOM_RETURN_IF_ERROR(CopyOut(place, from));
   transfers_.Add(node.resource, node.unit, place.bytes);
+  if (node.micro_batch + 1 < options_.accumulation) return Status::Ok();
   return StoreWord(options_.page->landed(options_.rank, node.chunk), step + 1);
 }
 
@@ -180,14 +186,28 @@ Status CudaDataPlane::PublishLoss(int64_t step, const Loss& loss) {
   return StoreWord(options_.page->loss_known(options_.rank), step + 1);
 }
 
+namespace {
+
+Bfloat16Partials PartialsOf(const uint16_t* const& partial) { return {{&partial, 1}}; }
+Float32Partials PartialsOf(const float* const& partial) { return {{&partial, 1}}; }
+
+}  // namespace
+
 template <class Use>
-Status CudaDataPlane::WithGradient(const Chunk& chunk, int64_t step, const Use& use) {
+void CudaDataPlane::WithGradient(const Chunk& chunk, int64_t step, const Use& use) {
   const SharedLayout& layout = *options_.layout;
   const ParameterUnit& unit = layout.units()[chunk.unit];
   if (unit.kind != UnitKind::kEmbedding) {
     const std::byte* partial = options_.pools->At(layout.gradient(chunk.index, options_.rank, step));
-    return layout.gradient_bytes() == 2 ? use(reinterpret_cast<const uint16_t*>(partial))
-                                        : use(reinterpret_cast<const float*>(partial));
+    const auto* wide = reinterpret_cast<const float*>(partial);
+    if (layout.gradient_bytes() == 2) {
+      use(PartialsOf(reinterpret_cast<const uint16_t*>(partial)));
+    } else if (layout.float32()) {
+      use(PartialsOf(wide));
+    } else {
+      use(RoundedPartials{{&wide, 1}});
+    }
+    return;
   }
   const int64_t width = unit.tensor(TensorRole::kEmbedding).shape[1];
   const std::span<const int32_t> set = RowSet(layout, *options_.pools, options_.rank, step);
@@ -206,32 +226,26 @@ Status CudaDataPlane::WithGradient(const Chunk& chunk, int64_t step, const Use& 
       .elements = chunk.elements};
   const auto dense = [&](auto* values, auto* out) {
     DenseRows(range, values + first_row * width, out, CurrentCudaStream());
-    return use(const_cast<const std::remove_pointer_t<decltype(out)>*>(out));
+    use(PartialsOf(out));
   };
-  return layout.row_gradient_bytes() == 2
-             ? dense(reinterpret_cast<const uint16_t*>(scratch_.rows),
-                     reinterpret_cast<uint16_t*>(scratch_.row_gradient))
-             : dense(reinterpret_cast<const float*>(scratch_.rows),
-                     reinterpret_cast<float*>(scratch_.row_gradient));
+  if (layout.row_gradient_bytes() == 2) {
+    dense(reinterpret_cast<const uint16_t*>(scratch_.rows),
+          reinterpret_cast<uint16_t*>(scratch_.row_gradient));
+  } else {
+    dense(reinterpret_cast<const float*>(scratch_.rows),
+          reinterpret_cast<float*>(scratch_.row_gradient));
+  }
 }
-
-namespace {
-
-Bfloat16Partials PartialsOf(const uint16_t* const& partial) { return {{&partial, 1}}; }
-Float32Partials PartialsOf(const float* const& partial) { return {{&partial, 1}}; }
-
-}  // namespace
 
 Status CudaDataPlane::Norm(const Node& node, int64_t step) {
   const Chunk& chunk = options_.layout->chunks()[node.chunk];
   // The job host adds up norm_squares of the step before until it says so.
   OOM_RETURN_IF_ERROR(Await(options_.page->clip_known(), step));
   double* squares = options_.page->norm_squares().data() + chunk.first_block;
-  OOM_RETURN_IF_ERROR(WithGradient(chunk, step, [&](const auto* partial) {
-    GradientSquares(PartialsOf(partial), chunk.elements, squares, scratch_.finite + chunk.index,
+  WithGradient(chunk, step, [&](const auto& gradient) {
+    GradientSquares(gradient, chunk.elements, squares, scratch_.finite + chunk.index,
                     CurrentCudaStream());
-    return Status::Ok();
-  }));
+  });
   return StoreWord(options_.page->norm_known(node.chunk), step + 1);
 }
 
@@ -248,19 +262,16 @@ Status CudaDataPlane::Update(const Node& node, int64_t step) {
       .decayed_blocks = scratch_.decayed_blocks + chunk.first_block};
   std::byte* weights = options_.pools->At(layout.weights(node.chunk));
   std::byte* rest = options_.pools->At(layout.rest(node.chunk));
-  OOM_RETURN_IF_ERROR(WithGradient(chunk, step, [&](const auto* partial) {
-    const SplitState split{.weight = reinterpret_cast<uint16_t*>(weights), .rest = rest};
-    if constexpr (std::is_same_v<decltype(partial), const float*>) {
-      if (layout.float32()) {
-        AdamWUpdate(options, PartialsOf(partial),
-                    MasterState{.master = reinterpret_cast<float*>(weights), .rest = rest},
-                    chunk.elements, CurrentCudaStream());
-        return Status::Ok();
-      }
+  WithGradient(chunk, step, [&](const auto& gradient) {
+    // FP32 as it lies is the gradient of FP32 state.
+    if constexpr (std::is_same_v<decltype(gradient), const Float32Partials&>) {
+      const MasterState state{.master = reinterpret_cast<float*>(weights), .rest = rest};
+      AdamWUpdate(options, gradient, state, chunk.elements, CurrentCudaStream());
+    } else {
+      const SplitState state{.weight = reinterpret_cast<uint16_t*>(weights), .rest = rest};
+      AdamWUpdate(options, gradient, state, chunk.elements, CurrentCudaStream());
     }
-    AdamWUpdate(options, PartialsOf(partial), split, chunk.elements, CurrentCudaStream());
-    return Status::Ok();
-  }));
+  });
   OOM_RETURN_IF_ERROR(TakeSnapshot(node.chunk, step));
   return StoreWord(options_.page->version(node.chunk), step + 1);
 }

@@ -25,7 +25,7 @@ class CudaDataPlane : public DataPlane {
     // In host memory that the device writes, by chunk, 1 at first: 0 once a value of its gradient was not finite.
     int32_t* finite = nullptr;
   };
-  // REQUIRES: one rank, or nothing resident; accumulation 1.
+  // REQUIRES: one rank, or nothing resident.
   CudaDataPlane(const Options& options, const Scratch& scratch);
 
   void PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) override;
@@ -44,9 +44,9 @@ class CudaDataPlane : public DataPlane {
   Status CopyOut(const Region& to, const void* from) override;
   // Behind everything that this thread has enqueued.
   Status StoreWord(const SharedWord& word, int64_t value);
-  // Calls use(partials, ...) with the summed gradient of a resident chunk as the update rule takes it.
+  // Calls use(partials) with the gradient of a resident chunk as the update rule takes it.
   template <class Use>
-  Status WithGradient(const Chunk& chunk, int64_t step, const Use& use);
+  void WithGradient(const Chunk& chunk, int64_t step, const Use& use);
   Status TakeSnapshot(int64_t chunk, int64_t step);
 
   const Scratch scratch_;

@@ -348,9 +348,10 @@ Status StepRunner::EmbeddingBackward(const Node& node) {
     embedding_tokens_.clear();
   }
   embedding_upstream_.push_back(std::move(upstream_));
-  embedding_tokens_.push_back(batch().tokens);
+  const bool single = options_.plan->accumulation() == 1;
+  // A device's place for tokens is a later micro-batch's too.
+  embedding_tokens_.push_back(single ? batch().tokens : batch().tokens.clone());
   if (!last_micro_batch(node)) return Status::Ok();
-  const bool single = embedding_tokens_.size() == 1;
   const RowGradient rows = EmbeddingBackwardByRow(
       single ? embedding_upstream_.front() : at::cat(embedding_upstream_),
       single ? embedding_tokens_.front() : at::cat(embedding_tokens_));

@@ -61,9 +61,6 @@ Status ValidatePlan(const ModelDescription& model, const v1::Plan& plan) {
   if (plan.update_mode() == v1::UPDATE_MODE_OVERLAPPED && plan.accumulation() > 1) {
     return PlanError("update_mode", "accumulation over 1 needs deferred updates");
   }
-  if (plan.cuda_devices() && plan.accumulation() > 1) {
-    return PlanError("accumulation", "cuda devices take the whole batch at once: accumulation is 1");
-  }
   if (model.tied_embedding) {
     return PlanError("units", "tied embeddings cannot be trained yet for this family");
   }

@@ -1,4 +1,8 @@
 #include "runtime/kernels/gradient.h"
+
+#include <algorithm>
+#include <limits>
+
 #include "runtime/kernels/gradient_partials.cuh"
 #include "runtime/kernels/launch.h"
 
@@ -49,19 +53,39 @@ __global__ void __launch_bounds__(kThreads)
 template <bool kWhole>
 __global__ void __launch_bounds__(kThreads)
     AccumulateFloat32Kernel(const float* values, int64_t elements, float* accumulator) {
-  const int64_t first = int64_t{blockIdx.x} * kBlockElements + threadIdx.x * kCount;
-  Packed<float, kCount> x[kSets], sum[kSets];
+  const int64_t stride = int64_t{gridDim.x} * kBlockElements;
+  for (int64_t first = int64_t{blockIdx.x} * kBlockElements + threadIdx.x * kCount;
+       first < elements; first += stride) {
+    Packed<float, kCount> x[kSets], sum[kSets];
 #pragma unroll
-  for (int s = 0; s < kSets; ++s) {
-    const int64_t i = first + s * kThreads * kCount;
-    x[s] = Load<kWhole, kCount>(values + i, elements - i);
-    sum[s] = Load<kWhole, kCount>(accumulator + i, elements - i);
-  }
+    for (int s = 0; s < kSets; ++s) {
+      const int64_t i = first + s * kThreads * kCount;
+      x[s] = Load<kWhole, kCount>(values + i, elements - i);
+      sum[s] = Load<kWhole, kCount>(accumulator + i, elements - i);
+    }
 #pragma unroll
-  for (int s = 0; s < kSets; ++s) {
-    const int64_t i = first + s * kThreads * kCount;
-    Store<kWhole>(accumulator + i, Sum(sum[s], x[s]), elements - i);
+    for (int s = 0; s < kSets; ++s) {
+      const int64_t i = first + s * kThreads * kCount;
+      Store<kWhole>(accumulator + i, Sum(sum[s], x[s]), elements - i);
+    }
   }
+}
+
+// 32 KiB in flight a block: 16 fill the bus.
+constexpr int64_t kHostAccumulationBlocks = 16;
+
+void Accumulate(const float* values, int64_t elements, float* accumulator, int64_t most_blocks,
+                cudaStream_t stream) {
+  OOM_CHECK(elements >= 0);
+  if (elements == 0) return;
+  const auto grid =
+      static_cast<unsigned>(std::min(DivideUp(elements, kBlockElements), most_blocks));
+  if (WholeVectors(elements * sizeof(float), values, accumulator)) {
+    AccumulateFloat32Kernel<true><<<grid, kThreads, 0, stream>>>(values, elements, accumulator);
+  } else {
+    AccumulateFloat32Kernel<false><<<grid, kThreads, 0, stream>>>(values, elements, accumulator);
+  }
+  CheckLaunch("AccumulateFloat32");
 }
 
 // Half a warp a 4,096-block, since a lane's sum is sequential. Vectors are loaded as they lie and
@@ -171,15 +195,11 @@ void RoundToBfloat16(const float* values, int64_t elements, uint16_t* out, cudaS
 
 void AccumulateFloat32(const float* values, int64_t elements, float* accumulator,
                        cudaStream_t stream) {
-  OOM_CHECK(elements >= 0);
-  if (elements == 0) return;
-  const auto grid = static_cast<unsigned>(DivideUp(elements, kBlockElements));
-  if (WholeVectors(elements * sizeof(float), values, accumulator)) {
-    AccumulateFloat32Kernel<true><<<grid, kThreads, 0, stream>>>(values, elements, accumulator);
-  } else {
-    AccumulateFloat32Kernel<false><<<grid, kThreads, 0, stream>>>(values, elements, accumulator);
-  }
-  CheckLaunch("AccumulateFloat32");
+  Accumulate(values, elements, accumulator, std::numeric_limits<int64_t>::max(), stream);
+}
+void AccumulateFloat32OnHost(const float* values, int64_t elements, float* accumulator,
+                             cudaStream_t stream) {
+  Accumulate(values, elements, accumulator, kHostAccumulationBlocks, stream);
 }
 
 void GradientSquares(const Bfloat16Partials& gradient, int64_t elements, double* block_squares,

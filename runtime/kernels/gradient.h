@@ -30,6 +30,10 @@ void RoundToBfloat16(const float* values, int64_t elements, uint16_t* out, cudaS
 // accumulator += values, FP32.
 void AccumulateFloat32(const float* values, int64_t elements, float* accumulator,
                        cudaStream_t stream);
+// The same for an accumulator in registered host memory, read and written across the bus: with few
+// blocks, for it waits on the bus and other kernels need the processors meanwhile.
+void AccumulateFloat32OnHost(const float* values, int64_t elements, float* accumulator,
+                             cudaStream_t stream);
 
 // Sum of squares of each 4,096-block of the summed gradient: 16 strided FP64 lanes, fixed tree; a
 // NaN is the positive quiet one. `block_squares` has elements / 4096 entries. Sets *finite to 0 if

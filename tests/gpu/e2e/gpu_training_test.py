@@ -71,6 +71,13 @@ class Float32(GpuTest):
                 self.assertLess(np.mean(cpu[-5:]), np.mean(cpu[:5]) - 0.1)  # It learns something.
 
 
+    def test_micro_batches_add_up(self):
+        shape = {"steps": 30, "optimizer": {"learning_rate": 3e-4}}
+        whole, parts = (self.run_job(f"accumulation-{count}", edit=make_streamed, accumulation=count, **shape).losses()
+                        for count in (1, 4))
+        self.assertLess(np.max(np.abs(np.array(parts) - whole) / np.abs(whole)), 1e-5)
+
+
 class Plans(GpuTest):
     def compare(self, precision, **settings):
         shape = {"steps": 12, "precision": precision} | settings
@@ -95,6 +102,9 @@ class Plans(GpuTest):
 
     def test_float32(self):
         self.compare("float32")
+
+    def test_accumulation(self):
+        self.compare("bfloat16", accumulation=4)
 
     def test_clipping(self):
         self.compare("bfloat16", optimizer={"learning_rate": 1e-3, "max_gradient_norm": 0.05})

@@ -49,6 +49,28 @@ TEST(AccumulateFloat32KernelTest, SumsAreThoseOfTheCpu) {
   }
 }
 
+TEST(AccumulateFloat32KernelTest, AnAccumulatorInHostMemoryGetsTheSameSums) {
+  Patterns patterns(9);
+  // More than the few blocks take at once, and an end that fills no vector.
+  for (const int64_t elements : {int64_t{1}, int64_t{4096}, (int64_t{1} << 20) + 7}) {
+    std::vector<float> values(elements), expected(elements);
+    for (int64_t i = 0; i < elements; ++i) {
+      values[i] = patterns.Ordinary();
+      expected[i] = patterns.Ordinary();
+    }
+    float* accumulator = nullptr;
+    CheckCuda(cudaHostAlloc(reinterpret_cast<void**>(&accumulator), elements * sizeof(float),
+                            cudaHostAllocMapped));
+    std::copy(expected.begin(), expected.end(), accumulator);
+    const DeviceArray<float> on_device(values);
+    AccumulateFloat32OnHost(on_device.get(), elements, accumulator, nullptr);
+    CheckCuda(cudaDeviceSynchronize());
+    AccumulateFloat32(values, expected.data());
+    EXPECT_TRUE(SameBytes(std::vector<float>(accumulator, accumulator + elements), expected)) << elements;
+    CheckCuda(cudaFreeHost(accumulator));
+  }
+}
+
 template <class T>
 std::vector<DeviceArray<T>> OnDevice(const Partials<T>& partials) {
   std::vector<DeviceArray<T>> arrays;
