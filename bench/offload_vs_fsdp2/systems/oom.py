@@ -3,8 +3,8 @@
 
     oom.py --package FOLDER --model FOLDER --data FOLDER --work FOLDER --batches 4,8 [--budget 24GiB] [--clip 1.0]
 
-One event a batch (processes.py). A job is as long as its measurement. Where this program may mount, checkpoints go
-nowhere: the job then ends by itself, which is when OOM writes its trace. Elsewhere it is cancelled and has none.
+One event a batch (processes.py). A job would go on for ever: it is cancelled, without a checkpoint, as soon as its timed
+steps and the traced ones right behind them are over and OOM has written their trace.
 """
 
 import argparse
@@ -27,8 +27,11 @@ from processes import say  # noqa: E402
 
 FINAL_STATES = {"SUCCEEDED", "FAILED", "CANCELLED"}
 TRACED_STEPS = 2
+TRACE = "trace/steps.json"  # In the output folder; it appears whole.
+TRACE_SECONDS = 30
+ENDLESS_STEPS = 1_000_000
+KEPT_CHECKPOINTS = 2  # The least that a job may ask for.
 CHECKPOINT_BYTES_PER_PARAMETER = 12.25
-SMALL_CHECKPOINT_BYTES = 1 << 30
 
 
 class JobFailed(Exception):
@@ -158,45 +161,46 @@ class Job:
         # RECOVERING: its attempt failed, and jobs here have one.
         return job["state"].removeprefix("JOB_STATE_") in FINAL_STATES | {"RECOVERING"}
 
-    def wait_end(self, seconds):
+    def wait_file(self, path, seconds):
+        """Until there is such a file of the job. False: not in time, or the job ended without it."""
         end = time.monotonic() + seconds
-        while not self.ended(job := self.daemon.get(self.name)) and time.monotonic() < end:
-            time.sleep(0.2)
-        return job
+        while not path.exists():
+            if time.monotonic() >= end or self.ended(self.daemon.get(self.name)):
+                return path.exists()
+            time.sleep(0.1)
+        return True
 
 
 class Output:
-    """The output folder of a job that needs room for checkpoints nobody wants. Use as a context.
+    """The output folder of a job that is cancelled before it writes a checkpoint. Use as a context.
 
-    OOM refuses a job whose checkpoints would not fit. Where mounting is allowed, the folder is a tmpfs that
-    promises the room, and its checkpoints/ one that has none."""
+    OOM refuses a job whose checkpoints would not fit. Where the disk lacks the room and mounting is allowed, a tmpfs
+    promises it; elsewhere OOM says what is missing."""
 
-    def __init__(self, folder, checkpoint_bytes):
+    def __init__(self, folder, promised_bytes):
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.mounts = []
-        self.ends_by_itself = checkpoint_bytes <= SMALL_CHECKPOINT_BYTES
-        if self.ends_by_itself:
-            return
-        self.ends_by_itself = self._mount(self.folder, 4 * checkpoint_bytes) and self._mount(
-            self.folder / "checkpoints", 1 << 20)
+        self.mounted = shutil.disk_usage(self.folder).free < promised_bytes and self._mount(promised_bytes)
 
-    def _mount(self, folder, size):
-        folder.mkdir(exist_ok=True)
+    def _mount(self, size):
         if os.geteuid() != 0:
             return False
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={int(size)}", "tmpfs", folder], capture_output=True)
-        if done.returncode == 0:
-            self.mounts.append(folder)
-        return done.returncode == 0
+        command = ["mount", "-t", "tmpfs", "-o", f"size={int(size)}", "tmpfs", self.folder]
+        return subprocess.run(command, capture_output=True).returncode == 0
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        for folder in reversed(self.mounts):
-            subprocess.run(["umount", "-l", folder], capture_output=True)
+        if self.mounted:
+            subprocess.run(["umount", "-l", self.folder], capture_output=True)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def promised_bytes(model):
+    """Room that OOM wants: one checkpoint more than are kept, for a new one is whole before the oldest goes."""
+    parameters = parameter_count(json.loads((model / "config.json").read_text()))
+    return 1.1 * (KEPT_CHECKPOINTS + 1) * CHECKPOINT_BYTES_PER_PARAMETER * parameters
 
 
 def plan_summary(plan):
@@ -215,46 +219,43 @@ def plan_summary(plan):
         "device_boundaries": sum(layer.get("boundary") == "BOUNDARY_HOME_DEVICE" for layer in plan.get("layers", []))}
 
 
-def write_job(path, options, batch, output, steps, first_traced):
+def write_job(path, options, batch, output, **changes):
+    """`changes` replace whole keys."""
     settings = {
         "model": {"config": str(options.model / "config.json"), "initialize": "random"},
         "data": {"train": str(options.data), "shuffle": False}, "sequence_length": options.length, "global_batch": batch,
-        "steps": steps, "optimizer": {"learning_rate": 1e-5, "max_gradient_norm": options.clip}, "precision": "bfloat16",
-        "devices": {"kind": options.device, "count": options.gpus}, "checkpoint": {"every_steps": 0, "keep": 2},
-        "retry": {"max_failures": 0}, "resume": "never", "output": str(output),
-        "trace": {"first_step": first_traced, "step_count": TRACED_STEPS}}
+        "steps": ENDLESS_STEPS, "optimizer": {"learning_rate": 1e-5, "max_gradient_norm": options.clip},
+        "precision": "bfloat16", "devices": {"kind": options.device, "count": options.gpus},
+        "checkpoint": {"every_steps": 0, "keep": KEPT_CHECKPOINTS}, "retry": {"max_failures": 0}, "resume": "never",
+        "output": str(output)}
     if options.budget != "all":
         settings["budgets"] = {"gpu_memory": options.budget}
-    path.write_text(json.dumps(settings, indent=1))
+    path.write_text(json.dumps(settings | changes, indent=1))
     return path
 
 
-def keep_trace(output, path):
-    """Compressed, for they are large and few read them. False: there is none."""
-    trace = output / "trace/steps.json"
-    if path is None or not trace.exists():
-        return False
+def keep_trace(trace, path):
+    """Compressed, for they are large and few read them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(trace, "rb") as source, gzip.open(path, "wb") as target:
         shutil.copyfileobj(source, target)
-    return True
 
 
 def measure(daemon, options, batch):
-    parameters = parameter_count(json.loads((options.model / "config.json").read_text()))
     name = f"batch-{batch}"
     last = options.warmup + options.steps
-    first_traced = last + 2  # The step beside which memory is sampled is not traced.
-    with Output(options.work / name, 3 * CHECKPOINT_BYTES_PER_PARAMETER * parameters) as output:
-        steps = first_traced + TRACED_STEPS if output.ends_by_itself else 1_000_000
-        path = write_job(options.work / f"{name}.yaml", options, batch, output.folder, steps, first_traced)
+    with Output(options.work / name, promised_bytes(options.model)) as output:
+        path = write_job(options.work / f"{name}.yaml", options, batch, output.folder,
+                         trace={"first_step": last + 1, "step_count": TRACED_STEPS})
         job = Job(daemon, path, output.folder)
         try:
             job.wait_steps(options.warmup - 1)
             say("measuring")
             lines = job.wait_steps(last)
-            say("measured")
             described = daemon.get(job.name)
+            job.wait_steps(last + TRACED_STEPS)
+            traced = job.wait_file(output.folder / TRACE, TRACE_SECONDS)
+            say("measured")  # Behind the trace: sampling memory holds a step up.
             timed = lines[options.warmup:]
             seconds = sum(line["step_seconds"] for line in timed) / len(timed)
             result = {
@@ -264,13 +265,12 @@ def measure(daemon, options, batch):
                 "reported_gpu_bytes": max(line["gpu_bytes_peak"] for line in lines),
                 "reported_host_bytes": max(line["host_bytes_peak"] for line in lines),
                 "first_step_seconds": job.first_step_seconds, "plan": plan_summary(described["plan"])}
-            if output.ends_by_itself:
-                job.wait_steps(steps)
-                job.wait_end(60)
         finally:
             daemon.cancel(job.name)
-        trace = None if options.traces is None else options.traces / f"{options.trace_name}-{name}.json.gz"
-        result["trace"] = trace.name if keep_trace(output.folder, trace) else None
+        result["trace"] = None
+        if traced and options.traces is not None:
+            result["trace"] = f"{options.trace_name}-{name}.json.gz"
+            keep_trace(output.folder / TRACE, options.traces / result["trace"])
         return result
 
 
