@@ -4,6 +4,8 @@
     python3 bench/offload_vs_fsdp2/bench_test.py
 """
 
+import contextlib
+import io
 import json
 import pathlib
 import sys
@@ -70,6 +72,17 @@ class GeometryTest(FolderTest):
         self.assertEqual(documents.tolist(), [0, 16, 32, 48, 64, 80, 81])
         self.assertEqual(json.loads((self.folder / "dataset.json").read_text())["documents"], 6)
 
+    def test_packed_documents_have_the_mean_length_and_the_same_tokens(self):
+        geometry.write_random_dataset(self.folder / "whole", 64, 4096, vocabulary=100)
+        geometry.write_random_dataset(self.folder / "packed", 64, 4096, vocabulary=100, document_tokens=512)
+        tokens = [np.load(self.folder / name / "tokens.npy") for name in ("whole", "packed")]
+        self.assertTrue((tokens[0] == tokens[1]).all())
+        documents = np.load(self.folder / "packed/documents.npy")
+        self.assertEqual((documents[0], documents[-1]), (0, 64 * 4096 + 1))
+        lengths = np.diff(documents)
+        self.assertGreater(lengths.min(), 0)
+        self.assertAlmostEqual(lengths.mean() / 512, 1.0, delta=0.15)  # Three deviations of a mean of 512 draws.
+
     def test_sequences_begin_again_at_the_end(self):
         geometry.write_random_dataset(self.folder, sequences=5, length=16, vocabulary=100)
         data = geometry.Sequences(self.folder, 16)
@@ -122,7 +135,29 @@ class RunTest(FolderTest):
         self.assertEqual([row["error"] for row in bench.results["measurements"]], ["ended with 1\ncannot start"] * 2)
 
 
+    def test_packed_documents_are_a_column_of_their_own(self):
+        (self.folder / "bin").mkdir()
+        (self.folder / "bin/oomd").touch()
+        options = ["--tiny", "--oom", str(self.folder), "--budgets", "all,24GiB", "--document-tokens", "8", "--length", "32"]
+        with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit):
+            run.parse(options)  # The peer is asked for too.
+        bench = run.Run(run.parse([*options, "--systems", "oom"]), self.folder / "work")
+        self.assertEqual(bench.name, "tiny-4-layers-packed-8")
+        self.assertEqual(list(bench.columns()), ["oom-all", "oom-all-packed-8", "oom-24GiB", "oom-24GiB-packed-8"])
+        for system, data in (("oom-24GiB", "data"), ("oom-24GiB-packed-8", "packed")):
+            command = bench.command(system, [4])
+            self.assertEqual(command[command.index("--data") + 1], self.folder / "work" / data)
+            self.assertEqual(command[command.index("--budget") + 1], "24GiB")
+
+
 class ReportTest(unittest.TestCase):
+    def test_packed_documents_are_compared_with_whole_sequences(self):
+        rows = [{"system": "oom-all", "batch": 4, "step_seconds": 1.0, "peaks": {}},
+                {"system": "oom-all-packed-512", "batch": 4, "step_seconds": 1.1, "peaks": {}}]
+        self.assertEqual(report.ratios(rows)["oom-all-packed-512"]["step_over_whole_sequences"]["4"], 1.1)
+        self.assertEqual(report.meaning("oom-all-packed-512"), "OOM, the whole GPU, documents of 512")
+
+
     def test_ratios_are_of_batches_that_both_have(self):
         row = lambda system, batch, seconds, host: {  # noqa: E731
             "system": system, "batch": batch, "step_seconds": seconds, "peaks": {"host_bytes": host}}

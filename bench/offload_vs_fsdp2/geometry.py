@@ -1,4 +1,4 @@
-"""What is trained: model shapes as published, and packed datasets of whole-sequence documents."""
+"""What is trained: model shapes as published, and packed datasets."""
 
 import json
 import pathlib
@@ -54,11 +54,18 @@ def document_offsets(token_count, length):
     return np.unique(np.append(np.arange(0, token_count, length), token_count)).astype(np.int64)
 
 
-def write_dataset(folder, tokens, length, vocabulary):
-    """`tokens`: uint32, one more than whole sequences of `length`."""
+def random_document_offsets(token_count, mean, random):
+    """Documents of geometrically distributed length, whose mean is `mean`; the last one ends with the tokens."""
+    starts = np.concatenate([[0], np.cumsum(random.geometric(1 / mean, 2 * token_count // mean + 64))])
+    if starts[-1] < token_count:
+        raise ValueError("too few documents were drawn")
+    return np.append(starts[starts < token_count], token_count).astype(np.int64)
+
+
+def write_dataset(folder, tokens, documents, vocabulary):
+    """`tokens`: uint32, one more than whole sequences. `documents`: where each starts, and the end."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    documents = document_offsets(len(tokens), length)
     np.save(folder / "tokens.npy", np.ascontiguousarray(tokens, np.uint32))
     np.save(folder / "documents.npy", documents)
     (folder / "dataset.json").write_text(json.dumps(
@@ -66,9 +73,13 @@ def write_dataset(folder, tokens, length, vocabulary):
     return folder
 
 
-def write_random_dataset(folder, sequences, length, vocabulary, seed=1):
-    tokens = np.random.default_rng(seed).integers(0, vocabulary, sequences * length + 1, np.uint32)
-    return write_dataset(folder, tokens, length, vocabulary)
+def write_random_dataset(folder, sequences, length, vocabulary, document_tokens=None, seed=1):
+    """`document_tokens`: mean length of the documents; None: each is one sequence. The tokens are the same."""
+    random = np.random.default_rng(seed)
+    tokens = random.integers(0, vocabulary, sequences * length + 1, np.uint32)
+    documents = (random_document_offsets(len(tokens), document_tokens, random) if document_tokens
+                 else document_offsets(len(tokens), length))
+    return write_dataset(folder, tokens, documents, vocabulary)
 
 
 class Sequences:

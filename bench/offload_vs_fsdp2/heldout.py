@@ -96,7 +96,8 @@ def make_text(work, length, train_sequences, held_out_sequences, vocabulary):
         tokens = [as_bytes(train_files), as_bytes(held_out_files)]
     for name, values, most in (("train", tokens[0], train_sequences), ("held-out", tokens[1], held_out_sequences)):
         count = min(most, (len(values) - 1) // length)
-        geometry.write_dataset(work / name, values[:count * length + 1], length, vocabulary)
+        tokens_used = values[:count * length + 1]
+        geometry.write_dataset(work / name, tokens_used, geometry.document_offsets(len(tokens_used), length), vocabulary)
     return vocabulary
 
 

@@ -13,6 +13,9 @@ MEANING = {
 
 
 def meaning(system):
+    whole, _, packed = system.partition("-packed-")
+    if packed:
+        return f"{meaning(whole)}, documents of {packed}"
     return MEANING.get(system) or f"OOM, gpu_memory {system.removeprefix('oom-')}"
 
 
@@ -45,6 +48,10 @@ def ratios(measurements):
                                        and host_bytes(own[b]) and host_bytes(offloaded[b])}
         if system not in ("fsdp2", "gpu"):
             rows["step_over_gpu"] = {b: own[b]["step_seconds"] / resident[b]["step_seconds"] for b in own if b in resident}
+        if "-packed-" in system:
+            whole = _by_batch(measurements, system.partition("-packed-")[0])
+            rows["step_over_whole_sequences"] = {
+                b: own[b]["step_seconds"] / whole[b]["step_seconds"] for b in own if b in whole}
         found[system] = {
             name: {str(batch): value for batch, value in values.items()} | {"geometric_mean": geometric_mean(values.values())}
             for name, values in rows.items() if values}
@@ -79,7 +86,8 @@ def markdown(results):
         "| --- | --- | --- | --- | --- | --- | --- |"]
     lines += [_measurement_row(entry) for entry in results["measurements"]]
     titles = {"speed_over_fsdp2": "speed over offloaded FSDP2", "step_over_gpu": "step time against everything on the GPU",
-              "host_over_fsdp2": "host memory against offloaded FSDP2"}
+              "host_over_fsdp2": "host memory against offloaded FSDP2",
+              "step_over_whole_sequences": "step time against whole sequences"}
     batches = list(map(str, sorted({entry["batch"] for entry in results["measurements"]})))
     if results["ratios"]:
         lines += ["", "| system | ratio | " + " | ".join(f"batch {batch}" for batch in batches) + " | geometric mean |",

@@ -39,11 +39,14 @@ class Run:
         self.options, self.work = options, work
         self.config = geometry.config_of(options.geometry, options.layers)
         self.model = geometry.write_config(work / "model", self.config)
-        self.data = geometry.write_random_dataset(work / "data", max(64, 2 * max(options.batches)), options.length,
-                                                  self.config["vocab_size"])
+        shape = (max(64, 2 * max(options.batches)), options.length, self.config["vocab_size"])
+        self.data = geometry.write_random_dataset(work / "data", *shape)
+        self.packed_data = options.document_tokens and geometry.write_random_dataset(
+            work / "packed", *shape, options.document_tokens)
         self.end = time.monotonic() + options.total if options.total else None
         self.gpus = Gpus(options.gpus)
-        settings = {name: getattr(options, name) for name in ("geometry", "length", "gpus", "clip", "steps", "warmup")}
+        settings = {name: getattr(options, name) for name in (
+            "geometry", "length", "gpus", "clip", "steps", "warmup", "document_tokens")}
         self.results = {
             "schema": 1, "machine": machine.describe(options.gpus), "parameters": geometry.parameter_count(self.config),
             "settings": settings | {"layers": self.config["num_hidden_layers"], "allocator": options.allocator,
@@ -51,16 +54,24 @@ class Run:
         if "oom" in options.systems:
             self.results["oom"] = machine.oom_version(options.oom)
         self.name = f"{options.geometry}-{self.config['num_hidden_layers']}-layers" + (
-            f"-{options.gpus}-gpus" if options.gpus > 1 else "") + ("-clipped" if options.clip else "")
+            f"-{options.gpus}-gpus" if options.gpus > 1 else "") + ("-clipped" if options.clip else "") + (
+            f"-packed-{options.document_tokens}" if options.document_tokens else "")
 
     def columns(self):
-        """The systems, OOM once for each budget."""
+        """The systems, OOM once for each budget, and again with packed documents."""
         for system in self.options.systems:
-            yield from (f"oom-{budget}" for budget in self.options.budgets) if system == "oom" else [system]
+            if system != "oom":
+                yield system
+                continue
+            for budget in self.options.budgets:
+                yield f"oom-{budget}"
+                if self.packed_data:
+                    yield f"oom-{budget}-packed-{self.options.document_tokens}"
 
     def command(self, system, batches):
         options = self.options
-        shared = ["--model", self.model, "--data", self.data, "--length", options.length, "--clip", options.clip,
+        budget, _, packed = system.removeprefix("oom-").partition("-packed-")
+        shared = ["--model", self.model, "--data", self.packed_data if packed else self.data, "--length", options.length, "--clip", options.clip,
                   "--steps", options.steps, "--warmup", options.warmup, "--batches", ",".join(map(str, batches)),
                   "--gpus", options.gpus, "--device", options.device]
         if not system.startswith("oom-"):
@@ -69,8 +80,7 @@ class Run:
         place = self.work / f"{system}-{batches[0]}"
         host_memory = ["--host-memory", options.host_memory] if options.host_memory else []
         return [sys.executable, HERE / "systems/oom.py", *shared, "--package", options.oom, "--work", place, "--budget",
-                system.removeprefix("oom-"), "--traces", options.output / "traces", "--trace-name",
-                f"{self.name}-{system}", *host_memory]
+                budget, "--traces", options.output / "traces", "--trace-name", f"{self.name}-{system}", *host_memory]
 
     def limit(self):
         """Seconds that the next event may take."""
@@ -165,6 +175,8 @@ def parse(arguments=None):
     parser.add_argument("--geometry", choices=sorted(set(geometry.GEOMETRIES) - {"tiny"}), default="qwen3-30b-a3b")
     parser.add_argument("--layers", type=int, help="default 8, of mixtral 2")
     parser.add_argument("--length", type=int, default=4096, help="tokens a sequence (4096)")
+    parser.add_argument("--document-tokens", type=int, metavar="N",
+                        help="OOM alone: also with packed documents of mean length N; default: a document a sequence")
     parser.add_argument("--batches", type=counts, default=[4, 8, 16, 32], help="sequences a step (4,8,16,32)")
     parser.add_argument("--budgets", type=budgets, default=["all", "24GiB"], help="of OOM's GPU memory (all,24GiB)")
     parser.add_argument("--systems", type=some_of(("fsdp2", "gpu", "oom")), default=["fsdp2", "gpu", "oom"])
@@ -187,6 +199,8 @@ def parse(arguments=None):
     options = parser.parse_args(arguments)
     if "oom" in options.systems and (options.oom is None or not (options.oom / "bin/oomd").exists()):
         parser.error("--oom: names the folder of a package, with bin/oomd and bin/oom in it")
+    if options.document_tokens is not None and (options.document_tokens < 2 or options.systems != ["oom"]):
+        parser.error("--document-tokens: at least 2, and with --systems oom, for the peer knows no documents")
     if options.warmup < 2 or options.steps < 1:
         parser.error("--warmup is at least 2, --steps at least 1")
     if any(batch % options.gpus for batch in options.batches):
