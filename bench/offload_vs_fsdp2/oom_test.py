@@ -18,8 +18,12 @@ from unittest import mock
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "systems")]
 
+import numpy as np  # noqa: E402
+
 import geometry  # noqa: E402
 import oom  # noqa: E402
+import start  # noqa: E402
+import weights  # noqa: E402
 
 PACKAGE = pathlib.Path(os.environ.get("OOM_BIN", HERE.parents[1] / "build/release/bin")).resolve().parent
 LENGTH = 32
@@ -30,6 +34,9 @@ class OomTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(prefix="oom-bench-test-")
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
+        small = mock.patch.object(weights, "BLOCK_ELEMENTS", 1 << 16)
+        self.addCleanup(small.stop)
+        small.start()
         self.config = geometry.config_of("tiny")
         self.options = argparse.Namespace(
             model=geometry.write_config(self.folder / "model", self.config),
@@ -75,6 +82,49 @@ class OutputTest(OomTest):
                 self.skipTest("may not mount")
             self.assertGreaterEqual(os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize, promised)
         self.assertFalse(os.path.ismount(folder) or folder.exists())
+
+
+class WeightsTest(OomTest):
+    def test_files_hold_every_parameter_at_the_published_place(self):
+        size = weights.write_weights(self.folder / "weights", self.config)
+        self.assertEqual(size, 2 * geometry.parameter_count(self.config))
+        index = json.loads((self.folder / "weights/model.safetensors.index.json").read_text())["weight_map"]
+        tensors = {}
+        for name in set(index.values()):
+            data = (self.folder / "weights" / name).read_bytes()
+            start_of_data = 8 + int.from_bytes(data[:8], "little")
+            header = json.loads(data[8:start_of_data])
+            del header["__metadata__"]
+            self.assertEqual(len(data) - start_of_data, max(entry["data_offsets"][1] for entry in header.values()))
+            for tensor, entry in header.items():
+                self.assertEqual(index[tensor], name)
+                first, end = entry["data_offsets"]
+                bits = np.frombuffer(data[start_of_data + first:start_of_data + end], np.uint16)
+                tensors[tensor] = (bits.astype(np.uint32) << 16).view(np.float32)
+        self.assertTrue((tensors["model.norm.weight"] == 1.0).all())
+        experts = [tensors[f"model.layers.1.mlp.experts.{expert}.up_proj.weight"] for expert in (0, 1)]
+        self.assertAlmostEqual(float(experts[0].std()), 0.02, delta=0.002)
+        self.assertFalse((experts[0] == experts[1]).all())
+
+
+class StartTest(OomTest):
+    def test_phases_of_a_start_from_both_sources_add_up(self):
+        results = start.run(start.parse(["--tiny", "--device", "cpu", "--oom", str(PACKAGE), "--length", "32", "--batch", "2",
+                                         "--output", str(self.folder), "--work", str(self.folder / "work")]))
+        self.assertEqual([found["source"] for found in results["starts"]], ["safetensors", "random"])
+        for found in results["starts"]:
+            names = [phase["phase"] for phase in found["phases"]]
+            self.assertEqual((names[0], names[-1]), ("planned and accepted", "first step"))
+            self.assertIn("state in the pools", names)
+            self.assertAlmostEqual(sum(phase["seconds"] for phase in found["phases"]), found["seconds"], places=3)
+            # Stamps of three processes, in milliseconds.
+            self.assertGreater(min(phase["seconds"] for phase in found["phases"]), -0.01)
+        self.assertIn("| workers ready |", (self.folder / "start-tiny-4-layers.md").read_text())
+
+    def test_a_start_that_fails_says_why(self):
+        results = start.run(start.parse(["--tiny", "--device", "cpu", "--oom", str(PACKAGE), "--length", "32", "--batch", "2",
+                                         "--budget", "1MiB", "--sources", "random", "--output", str(self.folder)]))
+        self.assertIn("MiB", results["starts"][0]["error"])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import contextlib
 import gzip
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -139,9 +140,12 @@ class Job:
         self.first_step_seconds = None
         self.next_look = 0.0
 
-    def wait_steps(self, count):
-        """Until so many steps are logged. Raises JobFailed if the job ends before."""
+    def wait_steps(self, count, limit_seconds=None):
+        """Until so many steps are logged. Raises JobFailed if the job ends before, or the limit is over."""
+        end = time.monotonic() + (limit_seconds or math.inf)
         while len(self.log.read()) < count:
+            if time.monotonic() >= end:
+                raise JobFailed(f"no step {count} within {limit_seconds:.0f} s\n" + job_failure(self.daemon.get(self.name)))
             if time.monotonic() >= self.next_look:
                 job = self.daemon.get(self.name)
                 if self.ended(job) and len(self.log.read()) < count:
