@@ -53,12 +53,13 @@ class OomTest(unittest.TestCase):
             checkpoints.extend(path.name for path in output.folder.glob("checkpoints/*"))
             leave(output, *error)
         with mock.patch.object(oom.Output, "__exit__", look_and_leave), mock.patch.object(oom, "say"), oom.Daemon(
-                PACKAGE, self.folder / "oomd") as daemon:
+                PACKAGE, self.options.work / "oomd") as daemon:
             return oom.measure(daemon, self.options, batch), checkpoints
 
 
 class MeasureTest(OomTest):
     def test_a_measured_job_leaves_a_trace_of_two_steps_and_no_checkpoint(self):
+        self.options.work /= "a-name-longer-than-any-socket-s-path-may-be-" * 2
         result, checkpoints = self.measure(batch=2)
         self.assertEqual(result["steps"], 3)
         self.assertGreater(result["step_seconds"], 0.0)

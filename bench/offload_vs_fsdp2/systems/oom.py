@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -49,17 +50,20 @@ def torch_libraries():
 
 
 class Daemon:
-    """A private oomd with its state in `folder`. Use as a context."""
+    """A private oomd with its home and log in `folder`. Use as a context.
+
+    Its state is in a temporary folder: sockets are in there, whose paths may have 107 characters."""
 
     def __init__(self, package, folder, host_memory=None, start_seconds=60):
         self.bin = pathlib.Path(package).resolve() / "bin"
         self.folder = pathlib.Path(folder).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
-        socket = self.folder / "oomd.sock"
+        self.state = pathlib.Path(tempfile.mkdtemp(prefix="oomd-"))
+        socket = self.state / "oomd.sock"
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(("OOMD_", "XDG_"))}
         self.env |= {"OOM_HOST": str(socket), "HOME": str(self.folder)}
         self.env.setdefault("OOM_TORCH_LIBRARIES", torch_libraries())
-        command = [self.bin / "oomd", "--foreground", "--state-dir", self.folder / "state", "--socket", socket]
+        command = [self.bin / "oomd", "--foreground", "--state-dir", self.state, "--socket", socket]
         if host_memory:
             command += ["--pool-capacity", host_memory]
         self.log_path = self.folder / "oomd.log"
@@ -85,6 +89,7 @@ class Daemon:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        shutil.rmtree(self.state, ignore_errors=True)
 
     def oom(self, *arguments, check=True, timeout=150):
         result = subprocess.run([self.bin / "oom", *map(str, arguments)], env=self.env, stdin=subprocess.DEVNULL,
@@ -104,10 +109,11 @@ class Daemon:
         self.oom("wait", name, "-q", check=False)
 
 
-def job_failure(job):
+def job_failure(daemon, job):
     """The reason, and the ends of the logs."""
     text = [f"{job['state'].removeprefix('JOB_STATE_')} {job.get('reason', '')}: {job.get('message', '')}"]
-    for path in sorted(pathlib.Path(job["spec"]["output"]).glob("logs/*/*.log")):
+    logs = sorted(pathlib.Path(job["spec"]["output"]).glob("logs/*/*.log"))
+    for path in logs or daemon.state.glob(f"jobs/{job['uid']}/host.log"):
         text.append(f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-8:]))
     return "\n".join(text)[-3000:]
 
@@ -145,11 +151,12 @@ class Job:
         end = time.monotonic() + (limit_seconds or math.inf)
         while len(self.log.read()) < count:
             if time.monotonic() >= end:
-                raise JobFailed(f"no step {count} within {limit_seconds:.0f} s\n" + job_failure(self.daemon.get(self.name)))
+                raise JobFailed(f"no step {count} within {limit_seconds:.0f} s\n"
+                                + job_failure(self.daemon, self.daemon.get(self.name)))
             if time.monotonic() >= self.next_look:
                 job = self.daemon.get(self.name)
                 if self.ended(job) and len(self.log.read()) < count:
-                    raise JobFailed(job_failure(job))
+                    raise JobFailed(job_failure(self.daemon, job))
                 self.next_look = time.monotonic() + 2.0
             time.sleep(0.02)
             self._note_first()
