@@ -139,7 +139,11 @@ Status Attempt::Load() {
       .cancelled = [this] { return page_->aborted().Load() != 0; },
   };
   const Clock::time_point begin = Clock::now();
-  if (options_.pools_are_new) OOM_RETURN_IF_ERROR(TouchPools(fill));
+  if (options_.pools_are_new) {
+    OOM_RETURN_IF_ERROR(TouchPools(fill));
+    spdlog::info("pools are touched ({:.1f} s)",
+                 std::chrono::duration<double>(Clock::now() - begin).count());
+  }
   std::unique_ptr<StateSource> source;
   if (options_.start.checkpoint_path.empty()) {
     OOM_ASSIGN_OR_RETURN(source, context.OpenModel());
