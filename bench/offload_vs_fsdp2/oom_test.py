@@ -16,12 +16,13 @@ import unittest
 from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE / "systems")]
+sys.path[:0] = [str(HERE), str(HERE / "systems"), str(HERE.parent / "roofline")]
 
 import numpy as np  # noqa: E402
 
 import geometry  # noqa: E402
 import oom  # noqa: E402
+import roofline  # noqa: E402
 import start  # noqa: E402
 import weights  # noqa: E402
 
@@ -106,6 +107,27 @@ class WeightsTest(OomTest):
         experts = [tensors[f"model.layers.1.mlp.experts.{expert}.up_proj.weight"] for expert in (0, 1)]
         self.assertAlmostEqual(float(experts[0].std()), 0.02, delta=0.002)
         self.assertFalse((experts[0] == experts[1]).all())
+
+
+class RooflineTest(OomTest):
+    def test_flops_of_a_plan_are_those_that_the_planner_counts(self):
+        def plan_of(daemon, length, batch):
+            self.options.length = length
+            path = oom.write_job(self.folder / "job.yaml", self.options, batch, self.folder / "output")
+            return json.loads(daemon.oom("plan", path, "-o", "json").stdout)
+        with oom.Daemon(PACKAGE, self.folder / "oomd") as daemon:
+            plans = {(length, batch): plan_of(daemon, length, batch) for length, batch in ((32, 2), (16, 2), (32, 4))}
+        no_limits = dict.fromkeys(("product", "h2d_1", "d2h_1", "both_1", "update", "dram_update", "dram_step",
+                                   "dram_update_beside_both"), 1.0)
+        # The planner's seconds are at a rate of its own, one for all.
+        rates = []
+        for (length, _), plan in plans.items():
+            rows = roofline.of_plan(plan, self.config, length, None, no_limits)[0]["bounds"]
+            rates.append(rows[0]["amount"] / plan["estimate"]["resources"][0]["seconds"])
+            memory = next(item for item in plan["estimate"]["resources"] if item["resource"] == "host memory")
+            self.assertEqual(rows[-1]["amount"], int(memory["bytes"]))
+        for rate in rates:
+            self.assertAlmostEqual(rate / rates[0], 1.0, places=9)
 
 
 class StartTest(OomTest):

@@ -71,8 +71,8 @@ class Run:
     def command(self, system, batches):
         options = self.options
         budget, _, packed = system.removeprefix("oom-").partition("-packed-")
-        shared = ["--model", self.model, "--data", self.packed_data if packed else self.data, "--length", options.length, "--clip", options.clip,
-                  "--steps", options.steps, "--warmup", options.warmup, "--batches", ",".join(map(str, batches)),
+        shared = ["--model", self.model, "--data", self.packed_data if packed else self.data, "--length", options.length,
+                  "--clip", options.clip, "--steps", options.steps, "--warmup", options.warmup, "--batches", ",".join(map(str, batches)),
                   "--gpus", options.gpus, "--device", options.device]
         if not system.startswith("oom-"):
             resident = ["--resident"] if system == "gpu" else []
