@@ -5,12 +5,14 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <future>
+#include <string_view>
 #include <thread>
 
 #include "runtime/base/file.h"
@@ -30,7 +32,21 @@ std::string HostName() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "localhost";
 }
 
+// A job host listens on <state_dir>/jobs/<uid>/host.sock: what would be too long is refused here,
+// not job by job.
+Status CheckJobSockets(const std::string& directory) {
+  constexpr size_t kBelowLength = std::string_view("/jobs//host.sock").size() + 36;
+  constexpr size_t kLongest = sizeof(sockaddr_un::sun_path) - 1 - kBelowLength;
+  if (directory.size() <= kLongest) return Status::Ok();
+  return Status(Code::kInvalidArgument,
+                "state_dir: " + directory + " is longer than " + std::to_string(kLongest) +
+                    " characters, which leaves no room for the paths of sockets in it")
+      .WithReason("INVALID_INPUT")
+      .WithField("state_dir");
+}
+
 Result<UniqueFd> LockState(const std::string& directory) {
+  OOM_RETURN_IF_ERROR(CheckJobSockets(directory));
   OOM_RETURN_IF_ERROR(MakeDirectories(directory));
   OOM_RETURN_IF_ERROR(MakeDirectories(directory + "/jobs"));
   if (chmod(directory.c_str(), 0700) != 0) {

@@ -529,6 +529,22 @@ TEST_F(DaemonTest, ASecondDaemonIsRefusedOnTheSameSocketAndOnTheSameState) {
   EXPECT_EQ(MustCreate("still", {{"steps", "1"}}).name(), "jobs/still");
 }
 
+TEST_F(DaemonTest, AStateDirectoryTooLongForTheSocketsOfJobsIsRefusedAndTheLongestWorks) {
+  std::filesystem::create_directories(directory_ + "/jobs");
+  // Of 107 characters "/jobs/", 36 of the job and "/host.sock" take 52.
+  config_.state_dir = directory_ + "/" + std::string(55 - directory_.size() - 1, 'x');
+  Config longer = config_;
+  longer.state_dir += "x";
+  const auto refused = Daemon::Start({.config = longer, .plan = FakePlan, .version = "test"});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), Code::kInvalidArgument) << refused.status().ToString();
+  EXPECT_EQ(refused.status().field(), "state_dir");
+  EXPECT_FALSE(std::filesystem::exists(longer.state_dir));
+  Start();
+  MustCreate("a", {{"steps", "2"}});
+  EXPECT_TRUE(WaitFor("a", v1::JOB_STATE_SUCCEEDED));
+}
+
 TEST_F(DaemonTest, OnlyTheDaemonsUserAndRootAreAnswered) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   Start();
