@@ -1,5 +1,5 @@
 # Imported targets LibTorch::cpu (headers and the CPU libraries of an installed torch of the wanted version) and,
-# where that torch was built for CUDA, LibTorch::cuda.
+# where that torch was built for CUDA, LibTorch::cuda, and NCCL::nccl, the one that torch uses.
 # Looked for in OOM_TORCH_DIR (a folder that holds include/ and lib/), else in the `torch` package of
 # OOM_PYTHON. Torch's own find_package refuses a machine without CUDA, and its include folder carries its
 # own fmt and protobuf headers: given with -idirafter they cannot hide the system's.
@@ -39,6 +39,11 @@ if(OOM_TORCH_DIR AND EXISTS ${OOM_TORCH_DIR}/lib/libtorch_cpu.so)
       file(REAL_PATH ${folder} folder)
       target_link_options(LibTorch::cuda INTERFACE -Wl,-rpath,${folder} -Wl,-rpath-link,${folder})
     endforeach()
+    file(REAL_PATH ${OOM_TORCH_DIR}/../nvidia/nccl nccl_folder)
+    add_library(NCCL::nccl INTERFACE IMPORTED)
+    target_include_directories(NCCL::nccl INTERFACE ${nccl_folder}/include)
+    target_link_libraries(NCCL::nccl INTERFACE ${nccl_folder}/lib/libnccl.so.2)
+    target_link_options(NCCL::nccl INTERFACE -Wl,-rpath,${nccl_folder}/lib)
   endif()
 endif()
 include(FindPackageHandleStandardArgs)

@@ -42,6 +42,12 @@ void BalanceNodes(const std::vector<ParameterUnit>& units, int numa_node_count, 
   }
 }
 
+// Of several GPUs. Accumulators add up on the host.
+bool UsesDeviceCollectives(const v1::JobSpec& spec) {
+  return spec.devices().kind() == v1::DEVICE_KIND_CUDA && spec.devices().count() > 1 &&
+         spec.accumulation() == 1;
+}
+
 }  // namespace
 
 int64_t DeviceBudgetBytes(const v1::JobSpec& spec, const NodeLimits& limits) {
@@ -93,6 +99,11 @@ v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
   const bool deferred = spec.optimizer().max_gradient_norm() > 0.0 || spec.accumulation() > 1;
   plan.set_update_mode(deferred ? v1::UPDATE_MODE_DEFERRED : v1::UPDATE_MODE_OVERLAPPED);
   plan.set_reduction(v1::GRADIENT_REDUCTION_HOST);
+  if (UsesDeviceCollectives(spec)) {
+    // The host's memory, the scarce one, sees each weight and each gradient once instead of once a GPU.
+    plan.set_reduction(v1::GRADIENT_REDUCTION_DEVICE_FLOAT32);
+    for (v1::UnitPlan& unit : *plan.mutable_units()) unit.set_delivery(v1::PARAMETER_DELIVERY_SHARD);
+  }
   plan.set_accumulation(spec.accumulation());
   plan.set_micro_batch_tokens(spec.global_batch() / ranks / spec.accumulation() *
                               spec.sequence_length());
@@ -110,15 +121,15 @@ v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
   plan.set_snapshot_staging_bytes(std::clamp(state_bytes / 8, 4_MiB, kStagingBytes));
 
   const int64_t budget = DeviceBudgetBytes(spec, limits);
-  // With several GPUs residency needs their collectives.
-  if (budget == 0 || (plan.cuda_devices() && ranks > 1)) return plan;
+  const bool several_gpus = plan.cuda_devices() && ranks > 1;
+  if (budget == 0 || (several_gpus && !UsesDeviceCollectives(spec))) return plan;
   const auto fits = [&] { return DeviceBytes(spec, model, plan, nodes) <= budget; };
+  // From the bottom, where the turn of the step is exposed; what is too large makes room for what is smaller.
   for (const ParameterUnit& unit : units) {
+    if (several_gpus && unit.kind == UnitKind::kEmbedding) continue;
     v1::UnitPlan* unit_plan = plan.mutable_units(static_cast<int>(unit.index));
     unit_plan->set_home(v1::STATE_HOME_RESIDENT);
-    if (fits()) continue;
-    unit_plan->set_home(v1::STATE_HOME_STREAMED);
-    break;
+    if (!fits()) unit_plan->set_home(v1::STATE_HOME_STREAMED);
   }
   for (int layer = static_cast<int>(model.layer_count) - 1; layer >= 0; --layer) {
     plan.mutable_layers(layer)->set_boundary(v1::BOUNDARY_HOME_DEVICE);

@@ -17,6 +17,8 @@ constexpr int64_t kSharedLibraryBytes = int64_t{200} << 20;
 // Of a GPU worker: what the driver and its libraries hold in the host's memory, and the context in the device's.
 constexpr int64_t kGpuWorkerBytes = int64_t{900} << 20;
 constexpr int64_t kGpuContextBytes = int64_t{640} << 20;
+// NCCL's channels to the other GPUs.
+constexpr int64_t kCommunicatorBytes = int64_t{512} << 20;
 
 std::string PoolItem(const std::string& name) {
   const std::string kind = name.substr(0, name.find('.'));
@@ -25,6 +27,7 @@ std::string PoolItem(const std::string& name) {
   if (kind == "gradients") return "gradients";
   if (kind == "activations") return "boundaries and embedding rows";
   if (kind == "device") return "resident state and its gradients";
+  if (kind == "exchange") return "exchanges between ranks";
   return "snapshot of resident state";
 }
 
@@ -172,6 +175,7 @@ MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,
     if (!plan.cuda_devices()) continue;
     on_device(rank, "data plane", GpuScratchOf(layout, rank).sum());
     on_device(rank, "context and libraries", kGpuContextBytes);
+    if (layout.exchanges()) on_device(rank, "communicator", kCommunicatorBytes);
   }
   host(0, "snapshot staging", plan.snapshot_staging_bytes());
   host(0, "processes", kJobHostBytes + kSharedLibraryBytes +

@@ -15,6 +15,8 @@ constexpr double kNodeMemoryBytesPerSecond = 200e9;
 constexpr double kGpuFlopsPerSecond = 780e12;
 constexpr double kGpuFloat32FlopsPerSecond = 60e12;
 constexpr double kPcieBytesPerSecond = 55e9;
+// NVLink of Hopper, one direction.
+constexpr double kGpuLinkBytesPerSecond = 450e9;
 
 using UnitBytes = std::map<int64_t, int64_t>;  // By unit.
 
@@ -23,6 +25,8 @@ using UnitBytes = std::map<int64_t, int64_t>;  // By unit.
 MachineRates CpuRates(int cpu_count, int worker_threads) {
   return {.compute_flops_per_second = kCoreFlopsPerSecond * std::max(1, worker_threads),
           .copy_bytes_per_second = kCoreCopyBytesPerSecond,
+          .collective_bytes_per_second = kCoreCopyBytesPerSecond,
+          .collectives_in_host_memory = true,
           .memory_bytes_per_second = std::min(
               kNodeMemoryBytesPerSecond, kCoreMemoryBytesPerSecond * std::max(1, cpu_count))};
 }
@@ -31,6 +35,8 @@ MachineRates CudaRates(int cpu_count, bool float32) {
   MachineRates rates = CpuRates(cpu_count, 1);
   rates.compute_flops_per_second = float32 ? kGpuFloat32FlopsPerSecond : kGpuFlopsPerSecond;
   rates.copy_bytes_per_second = kPcieBytesPerSecond;
+  rates.collective_bytes_per_second = kGpuLinkBytesPerSecond;
+  rates.collectives_in_host_memory = false;
   return rates;
 }
 
@@ -101,9 +107,12 @@ std::vector<v1::ResourceEstimate> BoundResources(const ModelDescription& model,
   v1::ResourceEstimate memory;
   memory.set_resource("host memory");
   for (const auto& [resource, units] : moved) {
-    memory.set_bytes(memory.bytes() +
-                     plan.rank_count() * add(std::string(ResourceName(resource)) + " of each device",
-                                             units, rates.copy_bytes_per_second));
+    const bool collective = resource == Resource::kCollective;
+    const int64_t bytes = add(
+        std::string(ResourceName(resource)) + " of each device", units,
+        collective ? rates.collective_bytes_per_second : rates.copy_bytes_per_second);
+    if (collective && !rates.collectives_in_host_memory) continue;
+    memory.set_bytes(memory.bytes() + plan.rank_count() * bytes);
   }
   for (const auto& [node, units] : updated) {
     memory.set_bytes(memory.bytes() + add("optimizer of numa " + std::to_string(node), units,

@@ -18,6 +18,8 @@ namespace oom {
 struct MachineRates {
   double compute_flops_per_second = 0.0;   // Matrix products of one device.
   double copy_bytes_per_second = 0.0;      // One copy stream of one device.
+  double collective_bytes_per_second = 0.0;  // Into one device from the others.
+  bool collectives_in_host_memory = false;
   double memory_bytes_per_second = 0.0;    // Host DRAM over all users.
 };
 

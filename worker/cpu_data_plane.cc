@@ -1,11 +1,27 @@
 #include "worker/cpu_data_plane.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "runtime/base/check.h"
 
 namespace oom {
+namespace {
+
+float ToFloat(float value) { return value; }
+float ToFloat(uint16_t bfloat16) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bfloat16) << 16);
+}
+
+template <class Element>
+void AddValues(const Element* values, bool first, std::vector<float>* sum) {
+  for (size_t i = 0; i < sum->size(); ++i) {
+    (*sum)[i] = first ? ToFloat(values[i]) : (*sum)[i] + ToFloat(values[i]);
+  }
+}
+
+}  // namespace
 
 CpuDataPlane::CpuDataPlane(const Options& options)
     : DataPlane(options),
@@ -64,22 +80,81 @@ Status CpuDataPlane::CopyWeights(int64_t unit, int64_t step, int64_t first_eleme
   return Status::Ok();
 }
 
-Status CpuDataPlane::StoreGradient(const Node& node, int64_t step, const float* unit_gradient) {
+Status CpuDataPlane::CopyFromOwner(std::byte* to, const Chunk& chunk) {
+  return CopyIn(to, options_.layout->weights(chunk.index));
+}
+
+// They lie in the host's memory, at the version that this rank has waited for: the chunk's next update waits for
+// this rank's gradient.
+Status CpuDataPlane::GatherSlices(std::byte* to, const Chunk& chunk) {
+  Region slice = options_.layout->weights(chunk.index);
+  slice.bytes /= options_.layout->rank_count();
+  for (int rank = 0; rank < options_.layout->rank_count(); ++rank) {
+    if (rank != options_.rank) OOM_RETURN_IF_ERROR(CopyIn(to + rank * slice.bytes, slice));
+    slice.offset_bytes += slice.bytes;
+  }
+  return Status::Ok();
+}
+
+Status CpuDataPlane::ReduceGradient(const Node& node, const float* unit_gradient,
+                                    std::byte* slice) {
   const SharedLayout& layout = *options_.layout;
+  const ControlPage& page = *options_.page;
   const Chunk& chunk = layout.chunks()[node.chunk];
-  OOM_RETURN_IF_ERROR(AwaitSlot(node.chunk, step));
+  const bool rounds = layout.reduction() == v1::GRADIENT_REDUCTION_DEVICE_BFLOAT16;
+  const int64_t sequence = exchange_count_++;
+  // Its place is free once everybody has read the exchange before the last.
+  for (int rank = 0; rank < layout.rank_count(); ++rank) {
+    OOM_RETURN_IF_ERROR(Await(page.exchange_read(rank), std::max<int64_t>(0, sequence - 1)));
+  }
   const std::span<const float> partial(unit_gradient + chunk.first_element,
                                        static_cast<size_t>(chunk.elements));
-  std::byte* to = options_.pools->At(layout.gradient(node.chunk, options_.rank, step));
-  if (layout.gradient_bytes() == 2) {
-    RoundToBfloat16(partial, reinterpret_cast<uint16_t*>(to));
-  } else if (node.micro_batch == 0) {
-    std::memcpy(to, partial.data(), partial.size_bytes());
+  std::byte* own = options_.pools->At(layout.exchange(options_.rank, sequence));
+  if (rounds) {
+    RoundToBfloat16(partial, reinterpret_cast<uint16_t*>(own));
   } else {
-    AccumulateFloat32(partial, reinterpret_cast<float*>(to));
+    std::memcpy(own, partial.data(), partial.size_bytes());
+  }
+  page.exchange_ready(options_.rank).Publish(static_cast<uint64_t>(sequence + 1));
+  const int64_t elements = chunk.elements / layout.rank_count();
+  sum_.resize(static_cast<size_t>(elements));
+  for (int rank = 0; rank < layout.rank_count(); ++rank) {
+    OOM_RETURN_IF_ERROR(Await(page.exchange_ready(rank), sequence + 1));
+    const std::byte* from = options_.pools->At(layout.exchange(rank, sequence));
+    if (rounds) {
+      AddValues(reinterpret_cast<const uint16_t*>(from) + options_.rank * elements, rank == 0, &sum_);
+    } else {
+      AddValues(reinterpret_cast<const float*>(from) + options_.rank * elements, rank == 0, &sum_);
+    }
+  }
+  page.exchange_read(options_.rank).Publish(static_cast<uint64_t>(sequence + 1));
+  if (rounds) {
+    RoundToBfloat16(sum_, reinterpret_cast<uint16_t*>(slice));
+  } else {
+    std::memcpy(slice, sum_.data(), sum_.size() * sizeof(float));
+  }
+  transfers_.Add(node.resource, node.unit, node.bytes);
+  return Status::Ok();
+}
+
+Status CpuDataPlane::StoreGradient(const Node& node, int64_t step, const std::byte* from) {
+  const SharedLayout& layout = *options_.layout;
+  OOM_RETURN_IF_ERROR(AwaitSlot(node.chunk, step));
+  const StoredGradient stored = ToStore(node, step, from);
+  const std::span<const float> values(reinterpret_cast<const float*>(stored.values),
+                                      static_cast<size_t>(stored.elements));
+  std::byte* to = options_.pools->At(stored.place);
+  if (stored.bfloat16) {
+    std::memcpy(to, stored.values, static_cast<size_t>(stored.place.bytes));
+  } else if (layout.gradient_bytes() == 2) {
+    RoundToBfloat16(values, reinterpret_cast<uint16_t*>(to));
+  } else if (node.micro_batch == 0) {
+    std::memcpy(to, values.data(), values.size_bytes());
+  } else {
+    AccumulateFloat32(values, reinterpret_cast<float*>(to));
   }
   if (node.resource != Resource::kDeviceUpdate) {
-    transfers_.Add(node.resource, node.unit, chunk.elements * layout.gradient_bytes());
+    transfers_.Add(node.resource, node.unit, stored.place.bytes);
   }
   if (node.micro_batch + 1 == options_.accumulation) {
     options_.page->landed(options_.rank, node.chunk).Publish(static_cast<uint64_t>(step + 1));

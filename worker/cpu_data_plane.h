@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <vector>
+
 #include "runtime/optim/chunk_update.h"
 #include "worker/data_plane.h"
 
@@ -15,7 +17,8 @@ class CpuDataPlane : public DataPlane {
   Status GatherRows(const Node& node, int64_t step, int64_t width, std::span<const int32_t> tokens,
                     const int32_t* device_tokens, std::byte* out) override;
   Result<std::byte*> WeightsInPlace(int64_t unit, int64_t step) override;
-  Status StoreGradient(const Node& node, int64_t step, const float* unit_gradient) override;
+  Status ReduceGradient(const Node& node, const float* unit_gradient, std::byte* slice) override;
+  Status StoreGradient(const Node& node, int64_t step, const std::byte* from) override;
   Status StoreRows(const Node& node, int64_t step, const float* sums, int64_t elements) override;
   Status PublishLoss(int64_t step, const Loss& loss) override;
   Status Norm(const Node& node, int64_t step) override;
@@ -24,6 +27,8 @@ class CpuDataPlane : public DataPlane {
  private:
   Status CopyIn(std::byte* to, const Region& from) override;
   Status CopyOut(const Region& to, const void* from) override;
+  Status CopyFromOwner(std::byte* to, const Chunk& chunk) override;
+  Status GatherSlices(std::byte* to, const Chunk& chunk) override;
   // Copies elements [first, first + elements) of the unit's weights to `out`, waiting for the version of the chunks
   // that hold them.
   Status CopyWeights(int64_t unit, int64_t step, int64_t first_element, int64_t elements,
@@ -32,6 +37,9 @@ class CpuDataPlane : public DataPlane {
 
   const ChunkUpdate update_;
   ChunkUpdate::Scratch scratch_;  // Of the device-update stream.
+  // Of the collective stream: exchanges begun, and the sum of one.
+  int64_t exchange_count_ = 0;
+  std::vector<float> sum_;
 };
 
 }  // namespace oom

@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 
 #include <algorithm>
+#include <array>
 #include <type_traits>
 
 #include "runtime/base/check.h"
@@ -55,8 +56,11 @@ Status CudaDataPlane::CopyOut(const Region& to, const void* from) {
   });
 }
 
-CudaDataPlane::CudaDataPlane(const Options& options, const Scratch& scratch)
-    : DataPlane(options), scratch_(scratch) {}
+CudaDataPlane::CudaDataPlane(const Options& options, const Scratch& scratch,
+                             NcclCommunicator* communicator)
+    : DataPlane(options), scratch_(scratch), communicator_(communicator) {
+  OOM_CHECK(communicator != nullptr || !options.layout->exchanges());
+}
 
 Status CudaDataPlane::StoreWord(const SharedWord& word, int64_t value) {
   OOM_RETURN_IF_CUDA_ERROR(
@@ -118,37 +122,85 @@ Result<std::byte*> CudaDataPlane::WeightsInPlace(int64_t unit, int64_t) {
   return options_.pools->At(layout.weights(layout.first_chunk(unit)));
 }
 
-Status CudaDataPlane::StoreGradient(const Node& node, int64_t step, const float* unit_gradient) {
+Status CudaDataPlane::CopyFromOwner(std::byte* to, const Chunk& chunk) {
+  const Region weights = options_.layout->weights(chunk.index);
+  const bool own = chunk.owner_rank == options_.rank;
+  return communicator_->Broadcast(chunk.owner_rank, own ? options_.pools->At(weights) : nullptr, to,
+                                  weights.bytes);
+}
+
+Status CudaDataPlane::GatherSlices(std::byte* to, const Chunk& chunk) {
+  const SharedLayout& layout = *options_.layout;
+  return communicator_->AllGather(to, layout.weights(chunk.index).bytes / layout.rank_count());
+}
+
+Status CudaDataPlane::ReduceGradient(const Node& node, const float* unit_gradient,
+                                     std::byte* slice) {
   const SharedLayout& layout = *options_.layout;
   const Chunk& chunk = layout.chunks()[node.chunk];
-  OOM_RETURN_IF_ERROR(AwaitSlot(node.chunk, step));
   const float* partial = unit_gradient + chunk.first_element;
-  const Region place = layout.gradient(node.chunk, options_.rank, step);
-  std::byte* to = options_.pools->At(place);
-  auto* accumulator = reinterpret_cast<float*>(to);
-  const bool accumulates = node.micro_batch > 0;
+  const int64_t slice_elements = chunk.elements / layout.rank_count();
+  transfers_.Add(node.resource, node.unit, node.bytes);
+  if (layout.reduction() == v1::GRADIENT_REDUCTION_DEVICE_FLOAT32) {
+    return communicator_->ReduceScatter(partial, slice_elements, reinterpret_cast<float*>(slice));
+  }
+  auto* rounded = reinterpret_cast<uint16_t*>(scratch_.exchanged);
+  RoundToBfloat16(partial, chunk.elements, rounded, CurrentCudaStream());
+  return communicator_->ReduceScatter(rounded, slice_elements, reinterpret_cast<uint16_t*>(slice));
+}
+
+Status CudaDataPlane::StoreGradient(const Node& node, int64_t step, const std::byte* from) {
+  const SharedLayout& layout = *options_.layout;
+  OOM_RETURN_IF_ERROR(AwaitSlot(node.chunk, step));
+  const StoredGradient stored = ToStore(node, step, from);
   if (layout.resident(node.unit)) {
-    if (layout.gradient_bytes() == 2) {
-      RoundToBfloat16(partial, chunk.elements, reinterpret_cast<uint16_t*>(to), CurrentCudaStream());
-    } else if (accumulates) {
-      AccumulateFloat32(partial, chunk.elements, accumulator, CurrentCudaStream());
-    } else {
-      return Copy(to, partial, place.bytes, cudaMemcpyDeviceToDevice);
-    }
-    return Status::Ok();
+    return layout.rank_count() == 1 ? StoreResident(node, stored) : SendToOwner(node, step, stored);
   }
-  if (layout.gradient_bytes() == 2) {
-    RoundToBfloat16(partial, chunk.elements, reinterpret_cast<uint16_t*>(scratch_.partials),
+  const auto* values = reinterpret_cast<const float*>(stored.values);
+  if (layout.gradient_bytes() == 2 && !stored.bfloat16) {
+    RoundToBfloat16(values, stored.elements, reinterpret_cast<uint16_t*>(scratch_.partials),
                     CurrentCudaStream());
-    OOM_RETURN_IF_ERROR(CopyOut(place, scratch_.partials));
-  } else if (accumulates) {
-    AccumulateFloat32OnHost(partial, chunk.elements, accumulator, CurrentCudaStream());
+    OOM_RETURN_IF_ERROR(CopyOut(stored.place, scratch_.partials));
+  } else if (node.micro_batch > 0) {
+    AccumulateFloat32OnHost(values, stored.elements,
+                            reinterpret_cast<float*>(options_.pools->At(stored.place)),
+                            CurrentCudaStream());
   } else {
-    OOM_RETURN_IF_ERROR(CopyOut(place, partial));
+    OOM_RETURN_IF_ERROR(CopyOut(stored.place, stored.values));
   }
-  transfers_.Add(node.resource, node.unit, place.bytes);
+  transfers_.Add(node.resource, node.unit, stored.place.bytes);
   if (node.micro_batch + 1 < options_.accumulation) return Status::Ok();
   return StoreWord(options_.page->landed(options_.rank, node.chunk), step + 1);
+}
+
+Status CudaDataPlane::StoreResident(const Node& node, const StoredGradient& stored) {
+  std::byte* to = options_.pools->At(stored.place);
+  const auto* values = reinterpret_cast<const float*>(stored.values);
+  if (options_.layout->gradient_bytes() == 2) {
+    RoundToBfloat16(values, stored.elements, reinterpret_cast<uint16_t*>(to), CurrentCudaStream());
+  } else if (node.micro_batch > 0) {
+    AccumulateFloat32(values, stored.elements, reinterpret_cast<float*>(to), CurrentCudaStream());
+  } else {
+    return Copy(to, values, stored.place.bytes, cudaMemcpyDeviceToDevice);
+  }
+  return Status::Ok();
+}
+
+// The owner's own exchange ends when everybody's part is there: no word says so.
+Status CudaDataPlane::SendToOwner(const Node& node, int64_t step, const StoredGradient& stored) {
+  const SharedLayout& layout = *options_.layout;
+  const std::byte* from = stored.values;
+  if (layout.gradient_bytes() == 2 && !stored.bfloat16) {
+    RoundToBfloat16(reinterpret_cast<const float*>(from), stored.elements,
+                    reinterpret_cast<uint16_t*>(scratch_.exchanged), CurrentCudaStream());
+    from = scratch_.exchanged;
+  }
+  const int owner = layout.chunks()[node.chunk].owner_rank;
+  std::byte* to = owner == options_.rank
+                      ? options_.pools->At(layout.gradient(node.chunk, 0, step))
+                      : nullptr;
+  transfers_.Add(node.resource, node.unit, stored.place.bytes);
+  return communicator_->GatherTo(owner, from, stored.place.bytes, to);
 }
 
 Status CudaDataPlane::StoreRows(const Node& node, int64_t step, const float* sums,
@@ -186,26 +238,26 @@ Status CudaDataPlane::PublishLoss(int64_t step, const Loss& loss) {
   return StoreWord(options_.page->loss_known(options_.rank), step + 1);
 }
 
-namespace {
-
-Bfloat16Partials PartialsOf(const uint16_t* const& partial) { return {{&partial, 1}}; }
-Float32Partials PartialsOf(const float* const& partial) { return {{&partial, 1}}; }
-
-}  // namespace
-
 template <class Use>
 void CudaDataPlane::WithGradient(const Chunk& chunk, int64_t step, const Use& use) {
   const SharedLayout& layout = *options_.layout;
   const ParameterUnit& unit = layout.units()[chunk.unit];
   if (unit.kind != UnitKind::kEmbedding) {
-    const std::byte* partial = options_.pools->At(layout.gradient(chunk.index, options_.rank, step));
-    const auto* wide = reinterpret_cast<const float*>(partial);
+    std::array<const uint16_t*, kMaxGradientRanks> narrow;
+    std::array<const float*, kMaxGradientRanks> wide;
+    const auto count = static_cast<size_t>(layout.partial_count());
+    for (size_t i = 0; i < count; ++i) {
+      const std::byte* partial =
+          options_.pools->At(layout.gradient(chunk.index, static_cast<int>(i), step));
+      narrow[i] = reinterpret_cast<const uint16_t*>(partial);
+      wide[i] = reinterpret_cast<const float*>(partial);
+    }
     if (layout.gradient_bytes() == 2) {
-      use(PartialsOf(reinterpret_cast<const uint16_t*>(partial)));
+      use(Bfloat16Partials{{narrow.data(), count}});
     } else if (layout.float32()) {
-      use(PartialsOf(wide));
+      use(Float32Partials{{wide.data(), count}});
     } else {
-      use(RoundedPartials{{&wide, 1}});
+      use(RoundedPartials{{wide.data(), count}});
     }
     return;
   }
@@ -224,16 +276,18 @@ void CudaDataPlane::WithGradient(const Chunk& chunk, int64_t step, const Use& us
       .width = width,
       .first = chunk.first_element,
       .elements = chunk.elements};
-  const auto dense = [&](auto* values, auto* out) {
-    DenseRows(range, values + first_row * width, out, CurrentCudaStream());
-    use(PartialsOf(out));
-  };
   if (layout.row_gradient_bytes() == 2) {
-    dense(reinterpret_cast<const uint16_t*>(scratch_.rows),
-          reinterpret_cast<uint16_t*>(scratch_.row_gradient));
+    auto* const out = reinterpret_cast<uint16_t*>(scratch_.row_gradient);
+    const uint16_t* const partial = out;
+    DenseRows(range, reinterpret_cast<const uint16_t*>(scratch_.rows) + first_row * width, out,
+              CurrentCudaStream());
+    use(Bfloat16Partials{{&partial, 1}});
   } else {
-    dense(reinterpret_cast<const float*>(scratch_.rows),
-          reinterpret_cast<float*>(scratch_.row_gradient));
+    auto* const out = reinterpret_cast<float*>(scratch_.row_gradient);
+    const float* const partial = out;
+    DenseRows(range, reinterpret_cast<const float*>(scratch_.rows) + first_row * width, out,
+              CurrentCudaStream());
+    use(Float32Partials{{&partial, 1}});
   }
 }
 

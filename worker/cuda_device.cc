@@ -127,6 +127,7 @@ class CudaDevice : public WorkerDevice {
     OOM_RETURN_IF_ERROR(Take(needs.rows, &scratch_.rows));
     OOM_RETURN_IF_ERROR(Take(needs.row_numbers, &scratch_.row_numbers));
     OOM_RETURN_IF_ERROR(Take(needs.row_gradient, &scratch_.row_gradient));
+    OOM_RETURN_IF_ERROR(Take(needs.exchanged, &scratch_.exchanged));
     OOM_RETURN_IF_ERROR(Take(needs.decayed_blocks, &scratch_.decayed_blocks));
     std::vector<uint8_t> decayed;
     for (const ParameterUnit& unit : layout.units()) {
@@ -140,6 +141,9 @@ class CudaDevice : public WorkerDevice {
                                       layout.chunks().size() * sizeof(int32_t))));
     scratch_.finite = reinterpret_cast<int32_t*>(finite_.data());
     std::fill_n(scratch_.finite, layout.chunks().size(), 1);
+    if (layout.exchanges()) {
+      OOM_ASSIGN_OR_RETURN(communicator_, NcclCommunicator::Join(rank, &page));
+    }
     return Status::Ok();
   }
 
@@ -181,7 +185,7 @@ class CudaDevice : public WorkerDevice {
     DataPlane::Options polling = options;
     // This device writes some of the words that its own threads wait for.
     polling.wait.sleep_slice = kDevicePollInterval;
-    return std::make_unique<CudaDataPlane>(polling, scratch_);
+    return std::make_unique<CudaDataPlane>(polling, scratch_, communicator_.get());
   }
 
   bool times_always(const Node& node) const override {
@@ -249,6 +253,7 @@ class CudaDevice : public WorkerDevice {
   std::vector<RegisteredMemory> registered_;
   PinnedMemory finite_;
   CudaDataPlane::Scratch scratch_;
+  std::unique_ptr<NcclCommunicator> communicator_;  // Where ranks exchange.
   std::array<Slot, kBatchSlots> slots_;  // Of the H2D stream.
   std::unique_ptr<CudaTimeline> timeline_;
 };

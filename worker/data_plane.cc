@@ -47,12 +47,46 @@ Status DataPlane::LoadUnit(const Node& node, int64_t step, std::byte* window) {
   const SharedLayout& layout = *options_.layout;
   for (int64_t c = layout.first_chunk(node.unit); c < layout.first_chunk(node.unit + 1); ++c) {
     OOM_RETURN_IF_ERROR(AwaitVersion(c, step));
-    const Region from = layout.weights(c);
-    OOM_RETURN_IF_ERROR(
-        CopyIn(window + layout.chunks()[c].first_element * layout.weight_bytes(), from));
+    const Chunk& chunk = layout.chunks()[c];
+    std::byte* to = window + chunk.first_element * layout.weight_bytes();
+    Region from = layout.weights(c);
+    if (layout.sharded(node.unit)) {
+      from.bytes /= layout.rank_count();
+      from.offset_bytes += options_.rank * from.bytes;
+      to += options_.rank * from.bytes;
+    }
+    OOM_RETURN_IF_ERROR(layout.resident(node.unit) ? CopyFromOwner(to, chunk) : CopyIn(to, from));
     transfers_.Add(node.resource, node.unit, from.bytes);
   }
   return Status::Ok();
+}
+
+Status DataPlane::GatherUnit(const Node& node, std::byte* window) {
+  const SharedLayout& layout = *options_.layout;
+  for (int64_t c = layout.first_chunk(node.unit); c < layout.first_chunk(node.unit + 1); ++c) {
+    const Chunk& chunk = layout.chunks()[c];
+    OOM_RETURN_IF_ERROR(
+        GatherSlices(window + chunk.first_element * layout.weight_bytes(), chunk));
+    const int64_t bytes = layout.weights(c).bytes;
+    transfers_.Add(node.resource, node.unit, bytes - bytes / layout.rank_count());
+  }
+  return Status::Ok();
+}
+
+DataPlane::StoredGradient DataPlane::ToStore(const Node& node, int64_t step,
+                                             const std::byte* from) const {
+  const SharedLayout& layout = *options_.layout;
+  const Chunk& chunk = layout.chunks()[node.chunk];
+  StoredGradient stored{.place = layout.gradient_of_rank(node.chunk, options_.rank, step)};
+  if (layout.reduces_on_devices()) {
+    stored.values = from;
+    stored.bfloat16 = layout.reduction() == v1::GRADIENT_REDUCTION_DEVICE_BFLOAT16;
+    stored.elements = chunk.elements / layout.rank_count();
+  } else {
+    stored.values = from + chunk.first_element * static_cast<int64_t>(sizeof(float));
+    stored.elements = chunk.elements;
+  }
+  return stored;
 }
 
 Status DataPlane::StoreBoundary(const Node& node, const std::byte* from) {

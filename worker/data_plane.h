@@ -55,15 +55,21 @@ class DataPlane {
                             std::span<const int32_t> tokens, const int32_t* device_tokens,
                             std::byte* out) = 0;
 
-  // Waits for the unit's newest version and copies it into `window`. kAborted if the attempt ends.
+  // Waits for the unit's newest version and copies it into `window`, of a sharded unit this rank's slice of each chunk.
+  // kAborted if the attempt ends.
   Status LoadUnit(const Node& node, int64_t step, std::byte* window);
+  // The other ranks' slices of a sharded unit, each rank having loaded its own.
+  Status GatherUnit(const Node& node, std::byte* window);
   // The unit's weights where they lie. REQUIRES: resident on the only rank. Waits for the version.
   virtual Result<std::byte*> WeightsInPlace(int64_t unit, int64_t step) = 0;
 
+  // Device reduction: adds up the ranks' FP32 partials of node.chunk, as they are or each rounded to BF16, and leaves this
+  // rank's slice of the sum in `slice`, in the same type. `unit_gradient` is the unit's FP32 gradient buffer.
+  virtual Status ReduceGradient(const Node& node, const float* unit_gradient, std::byte* slice) = 0;
   // Stores this rank's FP32 partial of node.chunk where its updater reads it: rounded once to BF16, or FP32
   // (float32, or accumulation: added to the micro-batches before). Publishes `landed` on the last one.
-  // `unit_gradient` is the unit's FP32 gradient buffer.
-  virtual Status StoreGradient(const Node& node, int64_t step, const float* unit_gradient) = 0;
+  // `from` is the unit's FP32 gradient buffer, with device reduction what ReduceGradient left.
+  virtual Status StoreGradient(const Node& node, int64_t step, const std::byte* from) = 0;
   // The embedding's gradient: `sums` [rows, width] of `elements` FP32 values, in the order of the row set.
   virtual Status StoreRows(const Node& node, int64_t step, const float* sums, int64_t elements) = 0;
 
@@ -84,6 +90,18 @@ class DataPlane {
   // Between the device's memory and a region of the job's pools.
   virtual Status CopyIn(std::byte* to, const Region& from) = 0;
   virtual Status CopyOut(const Region& to, const void* from) = 0;
+  // The weights of a resident chunk from its owner; every rank calls this in the same order.
+  virtual Status CopyFromOwner(std::byte* to, const Chunk& chunk) = 0;
+  // The other ranks' slices of a streamed chunk to their places in `to`; likewise.
+  virtual Status GatherSlices(std::byte* to, const Chunk& chunk) = 0;
+  // What StoreGradient takes: values of node.chunk from the unit's gradient buffer, or a slice.
+  struct StoredGradient {
+    const std::byte* values = nullptr;
+    bool bfloat16 = false;
+    int64_t elements = 0;
+    Region place;
+  };
+  StoredGradient ToStore(const Node& node, int64_t step, const std::byte* from) const;
   Status AwaitVersion(int64_t chunk, int64_t step) const;
   // Before a gradient goes to its place in step `step`: the last one in it has to be gone.
   Status AwaitSlot(int64_t chunk, int64_t step) const;

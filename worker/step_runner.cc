@@ -87,9 +87,14 @@ Status StepRunner::Run(const Node& node, int64_t step) {
   switch (node.kind) {
     case NodeKind::kLoadUnit:
       return plane.LoadUnit(node, step, options_.arena->At(*graph_, node.buffer));
+    case NodeKind::kGatherUnit:
+      return plane.GatherUnit(node, options_.arena->At(*graph_, node.buffer));
+    case NodeKind::kReduceGradient:
+      return plane.ReduceGradient(
+          node, reinterpret_cast<const float*>(options_.arena->At(*graph_, node.gradient)),
+          options_.arena->At(*graph_, node.buffer));
     case NodeKind::kStoreGradient:
-      return plane.StoreGradient(
-          node, step, reinterpret_cast<const float*>(options_.arena->At(*graph_, node.buffer)));
+      return plane.StoreGradient(node, step, options_.arena->At(*graph_, node.buffer));
     case NodeKind::kLoadBoundary:
       return plane.LoadBoundary(node, options_.arena->At(*graph_, node.buffer));
     case NodeKind::kNorm:

@@ -183,7 +183,8 @@ Status Worker::Impl::FillResidentChunks() {
   return failure;
 }
 
-// Rank r takes every P-th sequence, a micro-batch at a time.
+// Rank r takes every P-th sequence, a micro-batch at a time. Ranks may exchange weights in each of them, so all take as
+// many: what is left over has no targets.
 Status Worker::Impl::Evaluate(int graph, int64_t completed_steps) {
   const int64_t count =
       std::min(spec().evaluation().sequences(), evaluation_data->sequence_count());
@@ -197,8 +198,14 @@ Status Worker::Impl::Evaluate(int graph, int64_t completed_steps) {
       sequences.clear();
     }
   }
+  const int64_t in_a_round = plan().rank_count() * batch.micro_batch_sequences;
+  const auto batch_count = static_cast<size_t>((count + in_a_round - 1) / in_a_round);
+  while (batches.size() < batch_count) {
+    batches.push_back(MakeBatch(*evaluation_data, {0}));
+    batches.back().targets.fill_(-1);
+    batches.back().valid_targets = 0;
+  }
   OOM_RETURN_IF_ERROR(executor->Drain());
-  const size_t batch_count = batches.size();
   runner->BeginEvaluation(&evaluation, std::move(batches));
   for (size_t i = 0; i < batch_count; ++i) {
     OOM_RETURN_IF_ERROR(executor->Issue(graph, completed_steps, nullptr));

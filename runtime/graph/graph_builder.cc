@@ -2,16 +2,17 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "runtime/base/check.h"
+#include "runtime/graph/graph_assembly.h"
 #include "runtime/graph/window_set.h"
 
 namespace oom {
 namespace {
 
-// Adds nodes in issue order and derives their edges from the buffers that they write and read. Two
-// consecutive steps are built; edges of the second into the first become distance 1.
+// Slices of gradients on their way from the devices' sum to where they are updated.
+constexpr int64_t kReducedSlots = 4;
+
 class GraphBuilder {
  public:
   explicit GraphBuilder(const GraphInputs& inputs)
@@ -62,63 +63,24 @@ class GraphBuilder {
   }
 
  private:
-  // ---- nodes, buffers, edges ----
-  struct Use {
-    int64_t writer = -1;
-    std::vector<int64_t> readers;
-  };
-
   void BeginStep() {
-    step_begin_ = static_cast<int64_t>(nodes_.size());
+    assembly_.BeginStep();
     windows_.BeginStep();
     gradients_.BeginStep();
     stores_.clear();
     landed_.clear();
     loss_node_ = -1;
+    reduced_ = 0;
   }
 
-  Node& Add(NodeKind kind, Resource resource) {
-    Node node{.kind = kind, .resource = resource};
-    node.micro_batch = micro_batch_;
-    nodes_.push_back(std::move(node));
-    return nodes_.back();
-  }
-
-  int64_t last() const { return static_cast<int64_t>(nodes_.size()) - 1; }
-
-  void After(int64_t predecessor) {
-    if (predecessor < 0 || predecessor == last()) return;
-    nodes_.back().predecessors.push_back({.node = predecessor});
-  }
-
+  Node& Add(NodeKind kind, Resource resource) { return assembly_.Add(kind, resource, micro_batch_); }
+  int64_t last() const { return assembly_.last(); }
+  void After(int64_t predecessor) { assembly_.After(predecessor); }
   int64_t BufferIndex(const std::string& name, Space space, int64_t bytes) {
-    auto [entry, is_new] = buffer_index_.try_emplace(name, static_cast<int64_t>(buffers_.size()));
-    if (is_new) {
-      buffers_.push_back({.name = name, .space = space, .bytes = bytes});
-      uses_.emplace_back();
-    }
-    Buffer& buffer = buffers_[static_cast<size_t>(entry->second)];
-    buffer.bytes = std::max(buffer.bytes, bytes);
-    return entry->second;
+    return assembly_.BufferIndex(name, space, bytes);
   }
-
-  // The last node reads `buffer`.
-  void Read(int64_t buffer) {
-    if (buffer < 0) return;
-    Use& use = uses_[static_cast<size_t>(buffer)];
-    After(use.writer);
-    use.readers.push_back(last());
-    nodes_.back().reads.push_back(buffer);
-  }
-
-  // The last node writes `buffer`: after everyone who read what was in it.
-  void Write(int64_t buffer) {
-    Use& use = uses_[static_cast<size_t>(buffer)];
-    After(use.writer);
-    for (const int64_t reader : use.readers) After(reader);
-    use = {.writer = last(), .readers = {}};
-    nodes_.back().writes.push_back(buffer);
-  }
+  void Read(int64_t buffer) { assembly_.Read(buffer); }
+  void Write(int64_t buffer) { assembly_.Write(buffer); }
 
   // ---- names of buffers ----
   int64_t TokenBytes() const {
@@ -171,20 +133,37 @@ class GraphBuilder {
     if (slot.holds_unit) return window;
     Node& node = Add(NodeKind::kLoadUnit,
                      layout_.resident(unit) ? Resource::kCollective : Resource::kHostToDevice);
+    const int64_t slice_bytes = bytes / layout_.rank_count();
     node.unit = unit;
     node.layer = description.layer;
     node.buffer = window;
-    node.bytes = bytes;
+    node.bytes = layout_.sharded(unit) ? slice_bytes : bytes;
     Write(window);
     AfterUpdatesOf(unit);
+    if (!layout_.sharded(unit)) return window;
+    Node& gather = Add(NodeKind::kGatherUnit, Resource::kCollective);
+    gather.unit = unit;
+    gather.layer = description.layer;
+    gather.buffer = window;
+    gather.bytes = bytes - slice_bytes;
+    Write(window);
     return window;
+  }
+
+  // Collectives have one order: what the layer below gets from other ranks is fetched before this one's gradients go,
+  // else its weights would wait for this one's backward. With one window there is no place for it yet.
+  void LoadAhead(int64_t layer) {
+    if (layer < 0 || plan_.window_count() < 2) return;
+    for (const int64_t unit : {layer_unit_.at(layer), MixtureUnit(layer)}) {
+      if (layout_.sharded(unit) || (layout_.resident(unit) && !UsedInPlace(unit))) Load(unit);
+    }
   }
 
   // The last node needs the unit's newest version: updates of the step before.
   void AfterUpdatesOf(int64_t unit) {
     for (int64_t c = layout_.first_chunk(unit); c < layout_.first_chunk(unit + 1); ++c) {
       const auto update = updates_.find(c);
-      if (update != updates_.end() && update->second < step_begin_) After(update->second);
+      if (update != updates_.end() && update->second < assembly_.step_begin()) After(update->second);
     }
   }
 
@@ -268,6 +247,7 @@ class GraphBuilder {
     }
     const int64_t window = Load(ordinary);
     const int64_t experts = mixture_unit == ordinary ? window : Load(mixture_unit);
+    LoadAhead(layer - 1);
     if (!layer_plan.retain_mixer()) {
       Node& replay = Add(NodeKind::kReplayMixer, Resource::kCompute);
       replay.layer = layer;
@@ -330,17 +310,40 @@ class GraphBuilder {
                               : layout_.rank_count() == 1 ? Resource::kDeviceUpdate
                                                           : Resource::kCollective;
     for (int64_t c = layout_.first_chunk(unit); c < layout_.first_chunk(unit + 1); ++c) {
+      const int64_t from = layout_.reduces_on_devices() ? Reduce(unit, c, gradient) : gradient;
       Node& store = Add(NodeKind::kStoreGradient, resource);
       store.unit = unit;
       store.chunk = c;
-      store.buffer = gradient;
-      store.bytes = resource == Resource::kDeviceUpdate
-                        ? 0
-                        : layout_.chunks()[c].elements * layout_.gradient_bytes();
-      Read(gradient);
+      store.buffer = from;
+      store.bytes = resource == Resource::kDeviceUpdate ? 0 : StoredBytes(c);
+      Read(from);
       Landed(c);
     }
     Norms(unit);
+  }
+
+  // What a rank stores of a chunk's gradient: its partial, or its slice of the sum.
+  int64_t StoredBytes(int64_t c) const {
+    const int64_t bytes = layout_.chunks()[c].elements * layout_.gradient_bytes();
+    return layout_.reduces_on_devices() ? bytes / layout_.rank_count() : bytes;
+  }
+
+  // Sums the ranks' partials, each rank its slice; returns the buffer that holds it.
+  int64_t Reduce(int64_t unit, int64_t c, int64_t gradient) {
+    const int64_t value_bytes = layout_.reduction() == v1::GRADIENT_REDUCTION_DEVICE_FLOAT32 ? 4 : 2;
+    const int64_t slice_bytes = layout_.chunks()[c].elements / layout_.rank_count() * value_bytes;
+    const int64_t slot = BufferIndex("gradient.reduced." + std::to_string(reduced_++ % kReducedSlots),
+                                     Space::kDevice, slice_bytes);
+    Node& reduce = Add(NodeKind::kReduceGradient, Resource::kCollective);
+    reduce.unit = unit;
+    reduce.chunk = c;
+    reduce.buffer = slot;
+    reduce.gradient = gradient;
+    // From each of the others.
+    reduce.bytes = slice_bytes * (layout_.rank_count() - 1);
+    Read(gradient);
+    Write(slot);
+    return slot;
   }
 
   // The last node completes the gradient of chunk `c` on this rank.
@@ -419,36 +422,17 @@ class GraphBuilder {
       const auto& updates = before >= 0 ? new_updates : updates_;
       const auto reader = updates.find(chunk_at.at(before >= 0 ? before : before + in_step));
       if (reader == updates.end()) continue;
-      nodes_[static_cast<size_t>(landed_.at(chunk))].predecessors.push_back({.node = reader->second});
+      assembly_.After(landed_.at(chunk), reader->second);
     }
   }
 
-  // The second step, with edges into the first at distance 1.
   StepGraph Take() {
-    const int64_t count = static_cast<int64_t>(nodes_.size()) / 2;
-    OOM_CHECK(step_begin_ == count);
+    StepGraph graph = assembly_.Take();
     // Host pools: their sizes say where chunks and backlog slots lie, which everyone has to agree on.
     for (const PoolSpec& pool : layout_.pools()) {
       if (pool.name.rfind("device.", 0) == 0) continue;
-      buffers_.push_back({.name = "pool." + pool.name, .space = Space::kHost, .bytes = pool.bytes});
-    }
-    StepGraph graph;
-    graph.buffers = std::move(buffers_);
-    graph.nodes.assign(std::make_move_iterator(nodes_.begin() + count),
-                       std::make_move_iterator(nodes_.end()));
-    for (Node& node : graph.nodes) {
-      std::set<std::pair<int, int64_t>> unique;
-      for (const Edge& edge : node.predecessors) {
-        if (edge.node >= count) {
-          unique.insert({0, edge.node - count});
-        } else {
-          unique.insert({1, edge.node});
-        }
-      }
-      node.predecessors.clear();
-      for (const auto& [distance, index] : unique) {
-        node.predecessors.push_back({.node = index, .distance = distance});
-      }
+      graph.buffers.push_back(
+          {.name = "pool." + pool.name, .space = Space::kHost, .bytes = pool.bytes});
     }
     return graph;
   }
@@ -464,15 +448,12 @@ class GraphBuilder {
   std::map<int64_t, int64_t> layer_unit_;
   std::map<int64_t, int64_t> experts_unit_;
 
-  std::vector<Node> nodes_;
-  std::vector<Buffer> buffers_;
-  std::vector<Use> uses_;
-  std::map<std::string, int64_t> buffer_index_;
+  GraphAssembly assembly_;
   std::vector<int64_t> stores_;            // Of this step.
   std::map<int64_t, int64_t> landed_;      // Chunk to the node that completes its gradient.
   std::map<int64_t, int64_t> updates_;     // Chunk to its newest update.
   int64_t loss_node_ = -1;
-  int64_t step_begin_ = 0;
+  int64_t reduced_ = 0;                    // Chunks of this step that were reduced so far.
   int micro_batch_ = 0;
 };
 

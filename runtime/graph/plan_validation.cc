@@ -25,8 +25,16 @@ Status ValidatePlan(const ModelDescription& model, const v1::Plan& plan) {
   if (plan.rank_count() < 1 || plan.rank_count() > 64) {
     return PlanError("rank_count", "rank_count must be 1 to 64");
   }
-  if (plan.reduction() != v1::GRADIENT_REDUCTION_HOST) {
-    return PlanError("reduction", "cpu devices reduce gradients on the host");
+  if (plan.reduction() == v1::GRADIENT_REDUCTION_UNSPECIFIED) {
+    return PlanError("reduction", "reduction is missing");
+  }
+  const bool reduces_on_devices = plan.reduction() != v1::GRADIENT_REDUCTION_HOST;
+  if (plan.reduction() == v1::GRADIENT_REDUCTION_DEVICE_BFLOAT16 &&
+      plan.precision() == v1::PRECISION_FLOAT32) {
+    return PlanError("reduction", "with float32 precision gradients are not rounded to bfloat16");
+  }
+  if (reduces_on_devices && plan.accumulation() > 1) {
+    return PlanError("reduction", "accumulation over 1 adds up on the host: reduction must be HOST");
   }
   const auto positive = [](int64_t value, const char* field) {
     return value >= 1 ? Status::Ok() : PlanError(field, std::string(field) + " must be at least 1");
@@ -79,7 +87,12 @@ Status ValidatePlan(const ModelDescription& model, const v1::Plan& plan) {
     if (unit_plan.home() == v1::STATE_HOME_UNSPECIFIED) return PlanError(field, "home is missing");
     if (unit_plan.home() == v1::STATE_HOME_RESIDENT && plan.cuda_devices() &&
         plan.rank_count() > 1) {
-      return PlanError(field, "units are resident on one cuda device only");
+      if (unit.kind == UnitKind::kEmbedding) {
+        return PlanError(field, "the embedding is resident on one cuda device only");
+      }
+      if (plan.accumulation() > 1) {
+        return PlanError(field, "with accumulation units are resident on one cuda device only");
+      }
     }
     if (unit_plan.numa_node() < 0 || unit_plan.numa_node() >= plan.optimizer_threads_size()) {
       return PlanError(field, "NUMA node " + std::to_string(unit_plan.numa_node()) +

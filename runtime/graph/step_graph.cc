@@ -31,11 +31,12 @@ std::string_view ResourceName(Resource resource) {
 }
 
 std::string_view NodeKindName(NodeKind kind) {
-  constexpr std::array<std::string_view, 18> kNames = {
-      "gather rows",      "load",            "forward mixer",  "forward mixture", "store boundary",
-      "head",             "evaluation head", "load boundary",  "replay mixer",    "replay mixture",
-      "backward mixture", "backward mixer",  "store gradient", "embedding backward",
-      "store rows",       "norm",            "clip",           "update"};
+  constexpr std::array<std::string_view, 20> kNames = {
+      "gather rows",    "load",           "gather slices",      "forward mixer",
+      "forward mixture", "store boundary", "head",               "evaluation head",
+      "load boundary",  "replay mixer",   "replay mixture",     "backward mixture",
+      "backward mixer", "reduce",         "store gradient",     "embedding backward",
+      "store rows",     "norm",           "clip",               "update"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -29,7 +29,8 @@ std::string_view ResourceName(Resource resource);
 
 enum class NodeKind {
   kGatherRows,         // The batch's embedding rows.
-  kLoadUnit,           // A unit's weights into its window.
+  kLoadUnit,           // A unit's weights into its window, or this rank's slice of every chunk of them.
+  kGatherUnit,         // The other ranks' slices.
   kForwardMixer,
   kForwardMixture,
   kStoreBoundary,      // The input of a layer, to the host.
@@ -40,7 +41,8 @@ enum class NodeKind {
   kReplayMixture,      // Ends at the gate/up product.
   kBackwardMixture,
   kBackwardMixer,
-  kStoreGradient,      // A rank's partial of a chunk, to where its updater reads it.
+  kReduceGradient,     // The ranks' partials of a chunk, added up: this rank's slice of the sum.
+  kStoreGradient,      // A rank's partial of a chunk, or its slice, to where its updater reads it.
   kEmbeddingBackward,  // The batch's rows, summed in token order.
   kStoreRows,
   kNorm,               // Squares of a resident chunk's summed gradient.
@@ -62,7 +64,7 @@ struct Node {
   int64_t unit = -1;
   int64_t chunk = -1;
   int owner_rank = -1;         // -1: every rank (or the job host for kHostOptimizer).
-  int64_t buffer = -1;         // Window of a load, gradient buffer of a store, boundary buffer.
+  int64_t buffer = -1;         // Window of a load; what a store reads; a reduced slice; boundary buffer.
   // Of compute nodes: where the weights of the layer's ordinary unit (or the head) and of its experts lie, and
   // where their gradients are summed. A dense layer's mixture has the ordinary unit's.
   int64_t weights = -1;

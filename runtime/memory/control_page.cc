@@ -13,23 +13,25 @@
 namespace oom {
 namespace {
 
-// First cache line of the page.
+// First cache line of the page; the communicator's identity follows.
 struct PageHeader {
   uint64_t magic;
   int64_t rank_count;
   int64_t chunk_count;
   int64_t block_count;
 };
-constexpr uint64_t kMagic = 0x31306567616d6f6fULL;  // "oomage01", little-endian.
-constexpr int64_t kHeaderBytes = 64;
-static_assert(sizeof(PageHeader) <= kHeaderBytes);
+constexpr uint64_t kMagic = 0x32306567616d6f6fULL;  // "oomage02", little-endian.
+constexpr int64_t kCommunicatorIdOffset = 64;
+constexpr int64_t kHeaderBytes = kCommunicatorIdOffset + ControlPage::kCommunicatorIdBytes;
+static_assert(sizeof(PageHeader) <= kCommunicatorIdOffset && kHeaderBytes % 64 == 0);
 
 int64_t RankRecordsOffset(int64_t word_count) { return kHeaderBytes + word_count * 64; }
 
 }  // namespace
 
 int64_t ControlPage::WordCount(const Layout& layout) {
-  return kFixedWords + (3 + layout.rank_count) * layout.chunk_count + 3 * layout.rank_count;
+  return kFixedWords + (3 + layout.rank_count) * layout.chunk_count +
+         kWordsOfARank * layout.rank_count;
 }
 
 int64_t ControlPage::TotalBytes(const Layout& layout) {
@@ -91,6 +93,10 @@ ControlPage::~ControlPage() { ::munmap(base_, static_cast<size_t>(bytes_)); }
 SharedWord& ControlPage::word(int64_t index) const {
   OOM_CHECK(index >= 0 && index < WordCount(layout_));
   return reinterpret_cast<SharedWord*>(base_ + kHeaderBytes)[index];
+}
+
+std::span<std::byte> ControlPage::communicator_id() const {
+  return {base_ + kCommunicatorIdOffset, static_cast<size_t>(kCommunicatorIdBytes)};
 }
 
 RankRecord& ControlPage::rank_record(int rank, int64_t step) const {

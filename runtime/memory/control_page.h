@@ -91,6 +91,8 @@ class ControlPage {
   // version of resident chunks), since one thread cannot sleep on many words. A GPU cannot ring; then
   // the optimizer looks again after at most 200 us.
   SharedWord& bell() const { return word(7); }
+  // Worker 0, where GPUs exchange with each other: communicator_id() is in place.
+  SharedWord& communicator_known() const { return word(8); }
 
   // The chunk's updater (job host, or the owner of a resident chunk): updates in its weights.
   SharedWord& version(int64_t chunk) const { return word(kFixedWords + chunk); }
@@ -107,11 +109,23 @@ class ControlPage {
     return word(kFixedWords + (3 + rank) * layout_.chunk_count + chunk);
   }
   // Worker `rank`: its loss of steps below this number is in its record.
-  SharedWord& loss_known(int rank) const { return word(RankWords() + 3 * rank); }
+  SharedWord& loss_known(int rank) const { return word(RankWords() + kWordsOfARank * rank); }
   // Worker `rank`: all of its nodes of steps below this number are done.
-  SharedWord& step_done(int rank) const { return word(RankWords() + 3 * rank + 1); }
+  SharedWord& step_done(int rank) const { return word(RankWords() + kWordsOfARank * rank + 1); }
   // Worker `rank`: raised at every node: the watchdog's heartbeat.
-  SharedWord& heartbeat(int rank) const { return word(RankWords() + 3 * rank + 2); }
+  SharedWord& heartbeat(int rank) const { return word(RankWords() + kWordsOfARank * rank + 2); }
+  // Worker `rank`, where ranks exchange through the host's memory: its part of exchanges below this number is in place.
+  SharedWord& exchange_ready(int rank) const {
+    return word(RankWords() + kWordsOfARank * rank + 3);
+  }
+  // And it has read everybody's part of exchanges below this number.
+  SharedWord& exchange_read(int rank) const {
+    return word(RankWords() + kWordsOfARank * rank + 4);
+  }
+
+  // What NCCL's ranks find each other by.
+  static constexpr int64_t kCommunicatorIdBytes = 128;
+  std::span<std::byte> communicator_id() const;
 
   RankRecord& rank_record(int rank, int64_t step) const;
   ClipRecord& clip_record(int64_t step) const;
@@ -122,7 +136,8 @@ class ControlPage {
   void Abort();
 
  private:
-  static constexpr int64_t kFixedWords = 8;
+  static constexpr int64_t kFixedWords = 9;
+  static constexpr int64_t kWordsOfARank = 5;
 
   ControlPage(UniqueFd fd, const Layout& layout, std::byte* base, int64_t bytes)
       : fd_(std::move(fd)), layout_(layout), base_(base), bytes_(bytes) {}

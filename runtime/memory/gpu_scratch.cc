@@ -8,8 +8,15 @@ GpuScratchBytes GpuScratchOf(const SharedLayout& layout, int rank) {
   GpuScratchBytes bytes;
   const SharedLayout::RowGradient rows = layout.embedding_rows(rank);
   const int64_t row_values_bytes = rows.region.bytes - rows.rows_offset_bytes;
+  const bool reduces_rounded = layout.reduces_on_devices() &&
+                               layout.reduction() == v1::GRADIENT_REDUCTION_DEVICE_BFLOAT16;
   for (const Chunk& chunk : layout.chunks()) {
     const bool embedding = layout.units()[chunk.unit].kind == UnitKind::kEmbedding;
+    if (layout.rank_count() > 1 && !layout.float32() && !embedding &&
+        (reduces_rounded || chunk.owner_rank >= 0)) {
+      bytes.exchanged =
+          std::max(bytes.exchanged, chunk.elements * static_cast<int64_t>(sizeof(uint16_t)));
+    }
     if (chunk.owner_rank >= 0 && embedding) {
       bytes.row_gradient =
           std::max(bytes.row_gradient, chunk.elements * layout.row_gradient_bytes());

@@ -15,9 +15,10 @@ struct GpuScratchBytes {
   int64_t rows = 0;
   int64_t row_numbers = 0;
   int64_t row_gradient = 0;
+  int64_t exchanged = 0;       // A chunk's partial, rounded, on its way to other ranks.
   int64_t decayed_blocks = 0;  // By block of the job.
 
-  int64_t sum() const { return partials + rows + row_numbers + row_gradient + decayed_blocks; }
+  int64_t sum() const { return partials + rows + row_numbers + row_gradient + exchanged + decayed_blocks; }
 };
 
 GpuScratchBytes GpuScratchOf(const SharedLayout& layout, int rank);

@@ -13,6 +13,8 @@ namespace {
 // Regions start at page boundaries of DMA and of first touch.
 constexpr int64_t kRegionAlignment = 4096;
 constexpr int64_t kMinimumRingSlots = 4;
+// Exchanges of which a rank's part may be there at once.
+constexpr int64_t kExchangeSlots = 2;
 
 }  // namespace
 
@@ -25,6 +27,7 @@ class SharedLayoutBuilder {
   SharedLayout Build() {
     layout_.rank_count_ = plan_.rank_count();
     layout_.float32_ = plan_.precision() == v1::PRECISION_FLOAT32;
+    layout_.reduction_ = plan_.reduction();
     layout_.gradient_bytes_ = layout_.float32_ || batch_.accumulation > 1 ? 4 : 2;
     layout_.units_ = BuildUnits(model_, plan_.rank_count());
     OOM_CHECK(static_cast<int>(layout_.units_.size()) == plan_.units_size());
@@ -32,6 +35,13 @@ class SharedLayoutBuilder {
     PlaceState();
     PlaceGradients();
     PlaceActivations();
+    PlaceExchanges();
+    for (const ParameterUnit& unit : layout_.units_) {
+      layout_.exchanges_between_ranks_ =
+          layout_.exchanges_between_ranks_ ||
+          (layout_.rank_count_ > 1 && (layout_.reduces_on_devices() || layout_.sharded(unit.index) ||
+                                       layout_.resident(unit.index)));
+    }
     return std::move(layout_);
   }
 
@@ -62,6 +72,10 @@ class SharedLayoutBuilder {
       layout_.first_chunk_.push_back(static_cast<int64_t>(layout_.chunks_.size()));
       const v1::UnitPlan& unit_plan = plan_.units(static_cast<int>(unit.index));
       const bool resident = unit_plan.home() == v1::STATE_HOME_RESIDENT;
+      // The embedding comes by row.
+      layout_.sharded_.push_back(!resident && layout_.rank_count_ > 1 &&
+                                 unit.kind != UnitKind::kEmbedding &&
+                                 unit_plan.delivery() == v1::PARAMETER_DELIVERY_SHARD);
       int64_t within_unit = 0;
       for (int64_t first = 0; first < unit.elements; first += chunk_elements, ++within_unit) {
         const int64_t elements = std::min(chunk_elements, unit.elements - first);
@@ -124,7 +138,7 @@ class SharedLayoutBuilder {
       for (int64_t c = layout_.first_chunk_[unit->index]; c < layout_.first_chunk_[unit->index + 1];
            ++c) {
         const Chunk& chunk = layout_.chunks_[c];
-        const int64_t bytes = chunk.elements * layout_.gradient_bytes_ * layout_.rank_count_;
+        const int64_t bytes = chunk.elements * layout_.gradient_bytes_ * layout_.partial_count();
         if (chunk.owner_rank >= 0) {
           layout_.gradients_[c] =
               Place("device", chunk.owner_rank, RankNode(chunk.owner_rank), bytes);
@@ -142,7 +156,8 @@ class SharedLayoutBuilder {
         std::min(layout_.ring_chunks_per_step_,
                  std::max(kMinimumRingSlots, plan_.backlog_bytes() / layout_.ring_slot_bytes_));
     layout_.ring_ = Place("gradients", 0, 0,
-                          layout_.ring_slot_count_ * layout_.ring_slot_bytes_ * layout_.rank_count_);
+                          layout_.ring_slot_count_ * layout_.ring_slot_bytes_ *
+                              layout_.partial_count());
   }
 
   void PlaceActivations() {
@@ -170,6 +185,19 @@ class SharedLayoutBuilder {
     }
   }
 
+  void PlaceExchanges() {
+    if (!layout_.reduces_on_devices() || plan_.cuda_devices()) return;
+    int64_t largest_elements = 0;
+    for (const Chunk& chunk : layout_.chunks_) {
+      largest_elements = std::max(largest_elements, chunk.elements);
+    }
+    for (int rank = 0; rank < layout_.rank_count_; ++rank) {
+      layout_.exchanges_.push_back(Place("exchange", rank, RankNode(rank),
+                                         kExchangeSlots * largest_elements *
+                                             static_cast<int64_t>(sizeof(float))));
+    }
+  }
+
   const ModelDescription& model_;
   const v1::Plan& plan_;
   const BatchShape batch_;
@@ -188,20 +216,35 @@ ControlPage::Layout SharedLayout::control_page() const {
           .block_count = block_count_};
 }
 
-Region SharedLayout::gradient(int64_t chunk, int rank, int64_t step) const {
+Region SharedLayout::gradient(int64_t chunk, int partial, int64_t step) const {
   const int64_t bytes = chunks_[chunk].elements * gradient_bytes_;
   const int64_t sequence = ring_sequence(chunk, step);
   if (sequence < 0) {
     Region region = gradients_[chunk];
     OOM_CHECK(region.pool >= 0);
-    region.offset_bytes += rank * bytes;
+    region.offset_bytes += partial * bytes;
     region.bytes = bytes;
     return region;
   }
   const int64_t slot = sequence % ring_slot_count_;
   return {.pool = ring_.pool,
-          .offset_bytes = ring_.offset_bytes + (slot * rank_count_ + rank) * ring_slot_bytes_,
+          .offset_bytes = ring_.offset_bytes + (slot * partial_count() + partial) * ring_slot_bytes_,
           .bytes = bytes};
+}
+
+Region SharedLayout::gradient_of_rank(int64_t chunk, int rank, int64_t step) const {
+  if (!reduces_on_devices()) return gradient(chunk, rank, step);
+  Region slice = gradient(chunk, 0, step);
+  slice.bytes /= rank_count_;
+  slice.offset_bytes += rank * slice.bytes;
+  return slice;
+}
+
+Region SharedLayout::exchange(int rank, int64_t sequence) const {
+  Region slot = exchanges_[rank];
+  slot.bytes /= kExchangeSlots;
+  slot.offset_bytes += sequence % kExchangeSlots * slot.bytes;
+  return slot;
 }
 
 std::span<const int32_t> RowSet(const SharedLayout& layout, const PoolMap& pools, int rank,
@@ -217,7 +260,7 @@ std::span<const int32_t> RowSet(const SharedLayout& layout, const PoolMap& pools
 int64_t SharedLayout::update_traffic_bytes(int64_t unit) const {
   constexpr int64_t kStateBytes = 12;
   const bool rows = units_[unit].kind == UnitKind::kEmbedding;
-  return 2 * kStateBytes + (rows ? 0 : gradient_bytes_ * rank_count_);
+  return 2 * kStateBytes + (rows ? 0 : gradient_bytes_ * partial_count());
 }
 
 int64_t SharedLayout::ring_sequence(int64_t chunk, int64_t step) const {

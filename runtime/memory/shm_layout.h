@@ -73,6 +73,18 @@ class SharedLayout {
   int64_t rest_block_bytes() const { return float32_ ? 32768 : 40960; }
   // Bytes of one element of a stored gradient partial: 2, or 4 with float32 or accumulation over 1.
   int64_t gradient_bytes() const { return gradient_bytes_; }
+  v1::GradientReduction reduction() const { return reduction_; }
+  // Gradients are summed between the devices, each rank a slice of every chunk (1/P of it, in rank order). The embedding's
+  // rows are not: they differ from rank to rank.
+  bool reduces_on_devices() const {
+    return rank_count_ > 1 && reduction_ != v1::GRADIENT_REDUCTION_HOST;
+  }
+  // Partials of a chunk that an update adds up.
+  int partial_count() const { return reduces_on_devices() ? 1 : rank_count_; }
+  // Whether ranks hand weights or gradients to each other, not only through the host's pools.
+  bool exchanges() const { return exchanges_between_ranks_; }
+  // Delivery of a streamed unit: each rank copies its slice of every chunk in, and the ranks exchange them.
+  bool sharded(int64_t unit) const { return sharded_[unit] != 0; }
   int64_t activation_bytes() const { return float32_ ? 4 : 2; }
   // Bytes of memory traffic of updating one element of the unit: its state read and written, and every rank's
   // partial read. The embedding's partials are rows of the batch, so not counted here.
@@ -81,9 +93,11 @@ class SharedLayout {
   // Working weights (masters with float32) and the interleaved rest of a chunk.
   Region weights(int64_t chunk) const { return weights_[chunk]; }
   Region rest(int64_t chunk) const { return rest_[chunk]; }
-  // Where rank's partial of the chunk goes in step t. Streamed chunks of overlapped updates share a ring
+  // Where a partial of the chunk lies in step t. Streamed chunks of overlapped updates share a ring
   // of slots in store order; all else has its own place. REQUIRES: not the embedding (see embedding_rows).
-  Region gradient(int64_t chunk, int rank, int64_t step) const;
+  Region gradient(int64_t chunk, int partial, int64_t step) const;
+  // What `rank` stores of it: its partial, or its slice of the only one.
+  Region gradient_of_rank(int64_t chunk, int rank, int64_t step) const;
   // FIFO number of a ring chunk in step t; -1 if the chunk does not pass the ring.
   int64_t ring_sequence(int64_t chunk, int64_t step) const;
   int64_t ring_slot_count() const { return ring_slot_count_; }
@@ -108,6 +122,9 @@ class SharedLayout {
   Region boundary(int rank, int64_t layer) const { return boundaries_[rank][layer]; }
   // A resident chunk's copy at the cut of a checkpoint: weights, then rest.
   Region snapshot(int64_t chunk) const { return snapshots_[chunk]; }
+  // Where `rank` puts its part of exchange number `sequence` for the others: an FP32 chunk. On CPU devices that reduce
+  // between each other.
+  Region exchange(int rank, int64_t sequence) const;
 
  private:
   std::vector<ParameterUnit> units_;
@@ -121,14 +138,18 @@ class SharedLayout {
   std::vector<RowGradient> embedding_rows_;
   std::vector<std::vector<Region>> boundaries_;
   std::vector<Region> snapshots_;
+  std::vector<char> sharded_;            // By unit.
+  std::vector<Region> exchanges_;        // Of a rank.
   Region ring_;
   int64_t ring_slot_bytes_ = 0;          // Of one rank.
   int64_t ring_slot_count_ = 0;
   int64_t ring_chunks_per_step_ = 0;
   int64_t block_count_ = 0;
   int64_t gradient_bytes_ = 2;
+  v1::GradientReduction reduction_ = v1::GRADIENT_REDUCTION_HOST;
   int rank_count_ = 1;
   bool float32_ = false;
+  bool exchanges_between_ranks_ = false;
 
   friend class SharedLayoutBuilder;
 };

@@ -113,8 +113,8 @@ template <class Visit>
 void ChunkUpdate::ForRuns(int64_t chunk_index, int64_t step, int64_t first_block,
                           int64_t block_count, Scratch* scratch, const Visit& visit) const {
   const Chunk& chunk = layout_->chunks()[chunk_index];
-  const int ranks = layout_->rank_count();
   const bool rows = layout_->units()[chunk.unit].kind == UnitKind::kEmbedding;
+  const int ranks = rows ? layout_->rank_count() : layout_->partial_count();
 
   const auto blockwise = [&]<class Element>(Element, const auto& fill) {
     std::vector<Element>& dense = ScratchOf<Element>(scratch);

@@ -36,6 +36,30 @@ class BatchSplitTest(harness.NodeTest):
     def test_two_workers(self):
         self.hold(self.node.train(self.job("ranks-2", devices={"kind": "cpu", "count": 2})))
 
+    def test_workers_that_sum_between_each_other_get_the_hosts_sums(self):
+        # With two ranks an FP32 sum has one order, wherever it is taken. Five sequences: one rank has fewer than the other.
+        evaluation = harness.write_data(self.folder / "held-out", tokens=32 * 5 + 1, documents=9, seed=13)
+        settings = dict(devices={"kind": "cpu", "count": 2}, held_out=evaluation,
+                        evaluation={"every_steps": 10, "sequences": 5})
+
+        def between(plan):
+            plan["reduction"] = "GRADIENT_REDUCTION_DEVICE_FLOAT32"
+            for unit in plan["units"]:
+                unit["delivery"] = "PARAMETER_DELIVERY_SHARD"
+
+        def between_resident(plan):
+            between(plan)
+            for unit in plan["units"][1::2]:
+                unit["home"] = "STATE_HOME_RESIDENT"
+
+        host = self.node.train(self.job("reduced-host", **settings))
+        self.hold(host)
+        for name, edit in (("streamed", between), ("half-resident", between_resident)):
+            job = self.job(f"reduced-{name}", **settings)
+            plan = self.node.write_plan(self.folder / f"reduced-{name}.plan.json", job, edit)
+            other = self.node.train(self.job(f"reduced-{name}", plan=str(plan), **settings))
+            self.assertEqual(other.exact_steps(), host.exact_steps(), name)
+
     def test_two_workers_with_accumulation(self):
         self.hold(self.node.train(self.job("ranks-2-accumulation-4", accumulation=4,
                                            devices={"kind": "cpu", "count": 2})))

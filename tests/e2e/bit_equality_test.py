@@ -31,6 +31,14 @@ def layers(**values):
     return edit
 
 
+def units(**values):
+    """Sets fields of every unit."""
+    def edit(plan):
+        for unit in plan["units"]:
+            unit.update(values)
+    return edit
+
+
 def fields(**values):
     return lambda plan: plan.update(values)
 
@@ -54,6 +62,9 @@ PLANS = {
     "small-chunks-smallest-backlog": fields(chunkBytes="16384", backlogBytes="0"),
     "large-chunks-one-window": fields(chunkBytes="67108864", windowCount=1, gradientBufferCount=1, boundaryBufferCount=1),
     "many-buffers-three-threads": fields(windowCount=4, gradientBufferCount=3, boundaryBufferCount=4, optimizerThreads=[3]),
+    "sharded-delivery": units(delivery="PARAMETER_DELIVERY_SHARD"),
+    "sharded-delivery-one-window-some-resident": together(
+        units(delivery="PARAMETER_DELIVERY_SHARD"), residents("layers.1.experts"), fields(windowCount=1)),
     "deferred": fields(updateMode="UPDATE_MODE_DEFERRED"),
     "deferred-small-chunks-half-resident": together(
         fields(updateMode="UPDATE_MODE_DEFERRED", chunkBytes="32768", windowCount=3, optimizerThreads=[2]),

@@ -80,6 +80,8 @@ void ScrambleBitNeutral(Random& random, const JobShape& shape, v1::Plan* plan) {
   const double resident = random.Chance(0.3) ? 0.0 : 0.4;
   for (v1::UnitPlan& unit : *plan->mutable_units()) {
     unit.set_home(random.Chance(resident) ? v1::STATE_HOME_RESIDENT : v1::STATE_HOME_STREAMED);
+    unit.set_delivery(random.Chance(0.5) ? v1::PARAMETER_DELIVERY_SHARD
+                                         : v1::PARAMETER_DELIVERY_FULL);
     unit.set_numa_node(static_cast<int>(random.Between(0, nodes - 1)));
   }
   for (v1::LayerPlan& layer : *plan->mutable_layers()) {
@@ -107,6 +109,11 @@ std::unique_ptr<TestJob> RandomJob(uint64_t seed, const JobShape& shape) {
   if (random.Chance(0.4)) job->plan.set_precision(v1::PRECISION_FLOAT32);
   if (shape.may_accumulate && random.Chance(0.3)) {
     job->plan.set_accumulation(static_cast<int>(random.Between(2, 3)));
+  }
+  if (job->plan.accumulation() == 1 && random.Chance(0.5)) {
+    job->plan.set_reduction(job->plan.precision() == v1::PRECISION_FLOAT32 || random.Chance(0.5)
+                                ? v1::GRADIENT_REDUCTION_DEVICE_FLOAT32
+                                : v1::GRADIENT_REDUCTION_DEVICE_BFLOAT16);
   }
   job->plan.set_micro_batch_tokens(random.Between(1, 3) * 4);
   ScrambleBitNeutral(random, shape, &job->plan);

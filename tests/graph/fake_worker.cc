@@ -199,9 +199,14 @@ Status FakeWorker::Run(const Node& node, int64_t step) {
       return GatherRows(node, step);
     case NodeKind::kLoadUnit:
       return plane_.LoadUnit(node, step, arena_->At(options_.job->graph, node.buffer));
+    case NodeKind::kGatherUnit:
+      return plane_.GatherUnit(node, arena_->At(options_.job->graph, node.buffer));
+    case NodeKind::kReduceGradient:
+      return plane_.ReduceGradient(
+          node, reinterpret_cast<const float*>(arena_->At(options_.job->graph, node.gradient)),
+          arena_->At(options_.job->graph, node.buffer));
     case NodeKind::kStoreGradient:
-      return plane_.StoreGradient(
-          node, step, reinterpret_cast<const float*>(arena_->At(options_.job->graph, node.buffer)));
+      return plane_.StoreGradient(node, step, arena_->At(options_.job->graph, node.buffer));
     case NodeKind::kStoreRows:
       return plane_.StoreRows(node, step, row_sums_.data(), static_cast<int64_t>(row_sums_.size()));
     case NodeKind::kStoreBoundary:

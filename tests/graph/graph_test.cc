@@ -378,7 +378,9 @@ TEST_F(GraphTest, BytesFollowClosedFormulas) {
     const int64_t a = job.plan.accumulation();
     const int64_t tokens_bytes =
         job.batch.micro_batch_tokens() * job.model.hidden_size * layout.activation_bytes();
-    const bool in_place = layout.rank_count() == 1;
+    const int64_t ranks = layout.rank_count();
+    const bool in_place = ranks == 1;
+    const int64_t reduced_bytes = job.plan.reduction() == v1::GRADIENT_REDUCTION_DEVICE_FLOAT32 ? 4 : 2;
     std::map<Resource, int64_t> expected, actual;
     std::map<UnitKind, std::vector<int64_t>> classes;
     for (const ParameterUnit& unit : layout.units()) {
@@ -388,7 +390,12 @@ TEST_F(GraphTest, BytesFollowClosedFormulas) {
         continue;
       }
       if (!(resident && in_place)) classes[unit.kind].push_back(unit.index);
-      const int64_t gradients = a * unit.elements * layout.gradient_bytes();
+      const bool reduces = job.plan.reduction() != v1::GRADIENT_REDUCTION_HOST && !in_place;
+      const int64_t gradients =
+          a * unit.elements / (reduces ? ranks : 1) * layout.gradient_bytes();
+      if (reduces) {
+        expected[Resource::kCollective] += unit.elements / ranks * reduced_bytes * (ranks - 1);
+      }
       if (!resident) expected[Resource::kDeviceToHost] += gradients;
       if (resident && !in_place) expected[Resource::kCollective] += gradients;
     }
@@ -400,8 +407,14 @@ TEST_F(GraphTest, BytesFollowClosedFormulas) {
         const ParameterUnit& unit =
             layout.units()[static_cast<size_t>(units[static_cast<size_t>(i)])];
         if (kind == UnitKind::kHead) loads = 1;
-        expected[layout.resident(unit.index) ? Resource::kCollective : Resource::kHostToDevice] +=
-            loads * unit.elements * layout.weight_bytes();
+        const int64_t weights = loads * unit.elements * layout.weight_bytes();
+        const bool resident = layout.resident(unit.index);
+        const bool shards = !resident && !in_place &&
+                            job.plan.units(static_cast<int>(unit.index)).delivery() ==
+                                v1::PARAMETER_DELIVERY_SHARD;
+        expected[resident ? Resource::kCollective : Resource::kHostToDevice] +=
+            shards ? weights / ranks : weights;
+        if (shards) expected[Resource::kCollective] += weights - weights / ranks;
       }
     }
     for (const v1::LayerPlan& layer : job.plan.layers()) {
@@ -413,7 +426,8 @@ TEST_F(GraphTest, BytesFollowClosedFormulas) {
       if (node.kind == NodeKind::kUpdate) {
         // The embedding's partials are rows, as many as the batch has.
         const bool rows = layout.units()[static_cast<size_t>(node.unit)].kind == UnitKind::kEmbedding;
-        const int64_t per_element = 24 + (rows ? 0 : layout.gradient_bytes() * layout.rank_count());
+        const bool reduces = job.plan.reduction() != v1::GRADIENT_REDUCTION_HOST;
+        const int64_t per_element = 24 + (rows ? 0 : layout.gradient_bytes() * (reduces ? 1 : ranks));
         EXPECT_EQ(node.bytes,
                   layout.chunks()[static_cast<size_t>(node.chunk)].elements * per_element);
       } else if (node.bytes > 0) {
@@ -422,6 +436,32 @@ TEST_F(GraphTest, BytesFollowClosedFormulas) {
     }
     EXPECT_EQ(actual, expected);
   });
+}
+
+// Goal: every rank issues its collectives in one order, and none of a layer's gradients stands before the weights of the
+// layer below, which would wait for this layer's backward (engine rules, section 10).
+TEST_F(GraphTest, WeightsFromOtherRanksAreFetchedBeforeGradientsOfTheLayerAbove) {
+  int64_t fetched_ahead = 0;
+  ForJobs([&](const TestJob& job) {
+    if (job.plan.window_count() < 2 || job.plan.accumulation() > 1) return;
+    std::map<int64_t, int64_t> reduced_layer;  // By layer: its first gradient in the order of collectives.
+    int64_t place = 0;
+    bool backward = false;
+    for (const Node& node : job.graph.nodes) {
+      if (node.kind == NodeKind::kHead) backward = true;
+      if (!backward || node.resource != Resource::kCollective) continue;
+      ++place;
+      const int64_t layer = job.layout->units()[static_cast<size_t>(node.unit)].layer;
+      if (node.kind == NodeKind::kReduceGradient || node.kind == NodeKind::kStoreGradient) {
+        reduced_layer.try_emplace(layer, place);
+      } else if (const auto above = reduced_layer.find(layer + 1); above != reduced_layer.end()) {
+        FAIL() << "layer " << layer << " at " << place << ", gradients above at " << above->second;
+      } else {
+        ++fetched_ahead;
+      }
+    }
+  }, {.max_layers = 6});
+  EXPECT_GT(fetched_ahead, 0);
 }
 
 // Goal: evaluation reads the same units through the same windows, and stores, keeps and updates
@@ -433,6 +473,7 @@ TEST_F(GraphTest, EvaluationPublishesNothing) {
     const Order order(graph);
     ASSERT_FALSE(order.cyclic());
     const std::set<NodeKind> allowed = {NodeKind::kGatherRows, NodeKind::kLoadUnit,
+                                        NodeKind::kGatherUnit,
                                         NodeKind::kForwardMixer, NodeKind::kForwardMixture,
                                         NodeKind::kEvaluationHead};
     for (const Node& node : graph.nodes)

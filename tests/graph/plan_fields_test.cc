@@ -78,7 +78,18 @@ TEST(ValidatePlan, PlansThatCannotRunAreRefusedByField) {
             "plan.path");
   EXPECT_EQ(field([](v1::Plan* p) { p->set_rank_count(0); }), "plan.rank_count");
   EXPECT_EQ(field([](v1::Plan* p) { p->set_rank_count(65); }), "plan.rank_count");
-  EXPECT_EQ(field([](v1::Plan* p) { p->set_reduction(v1::GRADIENT_REDUCTION_DEVICE_FLOAT32); }),
+  EXPECT_EQ(field([](v1::Plan* p) { p->clear_reduction(); }), "plan.reduction");
+  EXPECT_EQ(field([](v1::Plan* p) { p->set_reduction(v1::GRADIENT_REDUCTION_DEVICE_FLOAT32); }), "");
+  EXPECT_EQ(field([](v1::Plan* p) {
+              p->set_reduction(v1::GRADIENT_REDUCTION_DEVICE_BFLOAT16);
+              p->set_precision(v1::PRECISION_FLOAT32);
+            }),
+            "plan.reduction");
+  EXPECT_EQ(field([](v1::Plan* p) {
+              p->set_reduction(v1::GRADIENT_REDUCTION_DEVICE_FLOAT32);
+              p->set_update_mode(v1::UPDATE_MODE_DEFERRED);
+              p->set_accumulation(2);
+            }),
             "plan.reduction");
   EXPECT_EQ(field([](v1::Plan* p) { p->set_chunk_bytes(0); }), "plan.chunk_bytes");
   EXPECT_EQ(field([](v1::Plan* p) { p->set_backlog_bytes(-1); }), "plan.backlog_bytes");

@@ -147,12 +147,16 @@ std::vector<Lanes> ReferenceJob::SummedGradients() const {
                                      job_.model.vocabulary_size));
     }
   }
+  const v1::GradientReduction reduction = job_.plan.reduction();
   std::vector<Lanes> sums;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
     const Lanes weights = Working(history_.back()[g].master);
     const bool embedding =
         job_.layout->units()[static_cast<size_t>(group.unit)].kind == UnitKind::kEmbedding;
+    const bool on_host = embedding || reduction == v1::GRADIENT_REDUCTION_HOST;
+    const bool rounds_partials =
+        !float32 && (on_host || reduction == v1::GRADIENT_REDUCTION_DEVICE_BFLOAT16);
     Lanes sum{};
     for (int rank = 0; rank < job_.plan.rank_count(); ++rank) {
       Lanes partial{};
@@ -164,9 +168,12 @@ std::vector<Lanes> ReferenceJob::SummedGradients() const {
         for (int64_t i = 0; i < kLanes; ++i) partial[i] += part[i];
       }
       for (int64_t i = 0; i < kLanes; ++i) {
-        const float rounded = float32 ? partial[i] : RoundPartial(partial[i]);
+        const float rounded = rounds_partials ? RoundPartial(partial[i]) : partial[i];
         sum[i] = rank == 0 ? rounded : sum[i] + rounded;
       }
+    }
+    if (!on_host && !float32) {
+      for (float& value : sum) value = RoundPartial(value);
     }
     sums.push_back(sum);
   }

@@ -44,7 +44,7 @@ std::vector<std::pair<std::string, Region>> Regions(const TestJob& job) {
     // Chunks that share a slot are not there at once.
     if (sequence >= 0 && !slots.insert(sequence % layout.ring_slot_count()).second) continue;
     for (int rank = 0; rank < layout.rank_count(); ++rank) {
-      regions.emplace_back("gradient of " + name, layout.gradient(chunk.index, rank, 0));
+      regions.emplace_back("gradient of " + name, layout.gradient_of_rank(chunk.index, rank, 0));
     }
   }
   for (int rank = 0; rank < layout.rank_count(); ++rank) {
@@ -202,6 +202,15 @@ TEST(SharedLayout, RingNumbersFollowTheStoreOrder) {
 TEST(SharedLayout, GradientPartialsHaveTheBytesOfTheRule) {
   ForJobs([](const TestJob& job) {
     const bool float32 = job.plan.precision() == v1::PRECISION_FLOAT32;
+    const int ranks = job.layout->rank_count();
+    const bool reduces = ranks > 1 && job.plan.reduction() != v1::GRADIENT_REDUCTION_HOST;
+    ASSERT_EQ(job.layout->partial_count(), reduces ? 1 : ranks);
+    for (const Chunk& chunk : job.layout->chunks()) {
+      if (chunk.unit == 0) continue;  // The embedding's are rows.
+      const int64_t bytes = chunk.elements * job.layout->gradient_bytes();
+      ASSERT_EQ(job.layout->gradient_of_rank(chunk.index, ranks - 1, 0).bytes,
+                reduces ? bytes / ranks : bytes);
+    }
     ASSERT_EQ(job.layout->gradient_bytes(), float32 || job.plan.accumulation() > 1 ? 4 : 2);
     ASSERT_EQ(job.layout->row_gradient_bytes(), float32 ? 4 : 2);
     for (int rank = 0; rank < job.layout->rank_count(); ++rank) {

@@ -110,6 +110,49 @@ class Plans(GpuTest):
         self.compare("bfloat16", optimizer={"learning_rate": 1e-3, "max_gradient_norm": 0.05})
 
 
+class SeveralGpus(GpuTest):
+    SHAPE = {"steps": 12, "precision": "float32", "devices": {"kind": "cuda", "count": 2}}
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        count = sum(device["kind"] == "cuda" for device in cls.devices())
+        if count < 2:
+            raise unittest.SkipTest(f"{count} GPU")
+
+    @staticmethod
+    def host(plan):
+        make_streamed(plan)
+        plan["reduction"] = "GRADIENT_REDUCTION_HOST"
+        for unit in plan["units"]:
+            unit["delivery"] = "PARAMETER_DELIVERY_FULL"
+
+    @staticmethod
+    def between(plan):
+        make_streamed(plan)
+        plan["reduction"] = "GRADIENT_REDUCTION_DEVICE_FLOAT32"
+        for unit in plan["units"]:
+            unit["delivery"] = "PARAMETER_DELIVERY_SHARD"
+
+    @classmethod
+    def between_resident(cls, plan):
+        cls.between(plan)
+        for unit in plan["units"][1::2]:
+            unit["home"] = "STATE_HOME_RESIDENT"
+
+    def test_gpus_that_sum_between_each_other_get_the_hosts_sums(self):
+        # With two ranks an FP32 sum has one order, wherever it is taken.
+        host = self.run_job("gpus-host", edit=self.host, **self.SHAPE)
+        for name, edit in (("between", self.between), ("resident", self.between_resident)):
+            other = self.run_job(f"gpus-{name}", edit=edit, **self.SHAPE)
+            self.assertEqual(other.exact_steps(), host.exact_steps(), name)
+
+    def test_two_gpus_train_as_one_does(self):
+        one = self.run_job("gpus-1", edit=make_streamed, **(self.SHAPE | {"devices": CUDA})).losses()
+        two = self.run_job("gpus-2", **self.SHAPE).losses()
+        self.assertLess(np.max(np.abs(np.array(two) - one) / np.abs(one)), 1e-5)
+
+
 class Resume(GpuTest):
     def test_a_stop_changes_nothing(self):
         shape = {"steps": 12, "precision": "bfloat16", "checkpoint": {"every_steps": 5, "keep": 2}}
