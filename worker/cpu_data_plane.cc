@@ -189,7 +189,7 @@ Status CpuDataPlane::PublishLoss(int64_t step, const Loss& loss) {
   record.step = step;
   record.loss_sum = *loss.loss_sum;
   record.valid_targets = loss.valid_targets;
-  record.auxiliary_loss = loss.auxiliary_loss;
+  record.auxiliary_loss = loss.auxiliary_loss == nullptr ? 0.0 : *loss.auxiliary_loss;
   options_.page->loss_known(options_.rank).Publish(static_cast<uint64_t>(step + 1));
   options_.page->bell().Ring();
   return Status::Ok();

@@ -232,9 +232,13 @@ Status CudaDataPlane::PublishLoss(int64_t step, const Loss& loss) {
   RankRecord& record = options_.page->rank_record(options_.rank, step);
   record.step = step;
   record.valid_targets = loss.valid_targets;
-  record.auxiliary_loss = loss.auxiliary_loss;
+  record.auxiliary_loss = 0.0;
   OOM_RETURN_IF_ERROR(
       Copy(&record.loss_sum, loss.loss_sum, sizeof(double), cudaMemcpyDeviceToHost));
+  if (loss.auxiliary_loss != nullptr) {
+    OOM_RETURN_IF_ERROR(
+        Copy(&record.auxiliary_loss, loss.auxiliary_loss, sizeof(double), cudaMemcpyDeviceToHost));
+  }
   return StoreWord(options_.page->loss_known(options_.rank), step + 1);
 }
 

@@ -39,7 +39,7 @@ class DataPlane {
   struct Loss {
     const double* loss_sum = nullptr;  // In the device's memory.
     int64_t valid_targets = 0;
-    double auxiliary_loss = 0.0;
+    const double* auxiliary_loss = nullptr;  // There too; null: none.
   };
 
   explicit DataPlane(const Options& options);

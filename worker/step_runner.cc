@@ -264,18 +264,23 @@ Status StepRunner::Head(const Node& node, int64_t step) {
   upstream_ = result.dx_TH;
   if (node.micro_batch == 0) {
     loss_sum_ = result.loss_sum;
-    auxiliary_sum_ = 0.0;
+    auxiliary_sum_.reset();
   } else {
     loss_sum_.add_(result.loss_sum);
   }
   if (options_.auxiliary_loss != 0.0 && router_stats_.tokens > 0) {
-    auxiliary_sum_ += options_.auxiliary_loss * LoadBalanceLoss(router_stats_) /
-                      (options_.plan->accumulation() * options_.plan->rank_count());
+    const at::Tensor auxiliary =
+        LoadBalanceLoss(router_stats_)
+            .mul_(options_.auxiliary_loss)
+            .div_(static_cast<double>(options_.plan->accumulation() * options_.plan->rank_count()));
+    auxiliary_sum_ = auxiliary_sum_.defined() ? auxiliary_sum_.add_(auxiliary) : auxiliary;
   }
   if (!last_micro_batch(node)) return Status::Ok();
-  return options_.data_plane->PublishLoss(step, {.loss_sum = loss_sum_.const_data_ptr<double>(),
-                                                 .valid_targets = valid,
-                                                 .auxiliary_loss = auxiliary_sum_});
+  return options_.data_plane->PublishLoss(
+      step, {.loss_sum = loss_sum_.const_data_ptr<double>(),
+             .valid_targets = valid,
+             .auxiliary_loss =
+                 auxiliary_sum_.defined() ? auxiliary_sum_.const_data_ptr<double>() : nullptr});
 }
 
 Status StepRunner::EvaluationHead(const Node& node, int64_t step) {

@@ -107,7 +107,7 @@ class StepRunner : public NodeRunner {
   std::vector<LayerSaved> saved_;
   RouterStats router_stats_;
   at::Tensor loss_sum_;              // FP64 scalar.
-  double auxiliary_sum_ = 0.0;
+  at::Tensor auxiliary_sum_;         // FP64 scalar; undefined where the job has no such loss.
   std::vector<at::Tensor> embedding_upstream_;
   std::vector<at::Tensor> embedding_tokens_;
   at::Tensor row_sums_;              // FP32, by rising token; perhaps with room for more rows.

@@ -4,13 +4,12 @@
 
 namespace oom {
 
-double LoadBalanceLoss(const RouterStats& stats) {
+at::Tensor LoadBalanceLoss(const RouterStats& stats) {
   OOM_CHECK(stats.tokens > 0);
   const double tokens = static_cast<double>(stats.tokens);
   const at::Tensor product =
       at::mul(stats.count_E.to(at::kDouble), stats.probability_E.to(at::kDouble));
-  return product.sum().item<double>() * static_cast<double>(stats.count_E.size(0)) /
-         (tokens * tokens);
+  return product.sum().mul_(static_cast<double>(stats.count_E.size(0))).div_(tokens * tokens);
 }
 
 LoadBalanceTerm MakeLoadBalanceTerm(const RouterStats& stats, double coefficient) {

@@ -27,8 +27,9 @@ struct LoadBalanceTerm {
   int64_t tokens = 0;        // N.
 };
 
-// E * sum_e f_e P_e, without the coefficient. REQUIRES: stats.tokens > 0.
-double LoadBalanceLoss(const RouterStats& stats);
+// E * sum_e f_e P_e, without the coefficient: an FP64 scalar where the stats are, so that nothing
+// waits for a device. REQUIRES: stats.tokens > 0.
+at::Tensor LoadBalanceLoss(const RouterStats& stats);
 
 LoadBalanceTerm MakeLoadBalanceTerm(const RouterStats& stats, double coefficient);
 

@@ -41,6 +41,7 @@ const std::regex kGrpcFiles("(server|client)/.*");
 // Where a test may let time pass: injected delays, and naps between two looks at a condition with a
 // deadline.
 const std::set<std::string> kMaySleep = {
+    "tests/gpu/api_calls/injection.cc",
     "tests/graph/delay.cc",
     "tests/jobhost/fake_daemon.cc",
     "tests/jobhost/job_fixture.cc",

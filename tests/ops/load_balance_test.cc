@@ -15,7 +15,7 @@ TEST(LoadBalanceTest, UniformRoutingCostsK) {
   stats.count_E = at::full({8}, 6, at::kLong);
   stats.probability_E = at::full({8}, 16.0 / 8.0);
   stats.tokens = 16;  // 48 choices: K = 3.
-  EXPECT_NEAR(LoadBalanceLoss(stats), 3.0, 1e-12);
+  EXPECT_NEAR(LoadBalanceLoss(stats).item<double>(), 3.0, 1e-12);
 }
 
 TEST(LoadBalanceTest, LossOfTwoLayersIsTheProductOfTheirJointAverages) {
@@ -31,9 +31,12 @@ TEST(LoadBalanceTest, LossOfTwoLayersIsTheProductOfTheirJointAverages) {
   EXPECT_EQ(joint.tokens, 80);
   const at::Tensor fraction = (first.count_E + second.count_E).to(at::kDouble) / 80;
   const at::Tensor probability = (first.probability_E + second.probability_E) / 80;
-  EXPECT_NEAR(LoadBalanceLoss(joint), (fraction * probability).sum().item<double>() * 7, 1e-12);
+  EXPECT_NEAR(LoadBalanceLoss(joint).item<double>(),
+              (fraction * probability).sum().item<double>() * 7, 1e-12);
   EXPECT_GT(
-      std::abs(LoadBalanceLoss(joint) - (LoadBalanceLoss(first) + LoadBalanceLoss(second)) / 2),
+      std::abs(LoadBalanceLoss(joint).item<double>() -
+               (LoadBalanceLoss(first).item<double>() + LoadBalanceLoss(second).item<double>()) /
+                   2),
       1e-3);
 }
 

@@ -71,7 +71,7 @@ TEST(MixtureTest, LoadBalanceGradientOfALayerIsTheDerivativeOfTheLoss) {
     RouterStats stats;
     MixtureForward(model, kind, weights, h.detach(), &saved, {.stats = &stats});
     EXPECT_EQ(stats.count_E.sum().item<int64_t>(), kTokens * model.experts_per_token);
-    EXPECT_NEAR(LoadBalanceLoss(stats), loss.item<double>() / 0.7, 1e-12);
+    EXPECT_NEAR(LoadBalanceLoss(stats).item<double>(), loss.item<double>() / 0.7, 1e-12);
     LayerTensors gradients = ZeroGradients(weights);
     const at::Tensor dh = MixtureBackward(model, kind, weights, at::zeros_like(y).detach(), saved,
                                           &gradients, MakeLoadBalanceTerm(stats, 0.7));

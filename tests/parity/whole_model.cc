@@ -87,7 +87,7 @@ class Runner {
                  {.gradient_scale = 1.0 / valid, .chunk_tokens = options_.head_chunk_tokens},
                  &head_gradients_);
     result_.loss = head.loss_sum.item<double>() / valid;
-    result_.auxiliary_loss = LoadBalanceLoss(stats_);
+    result_.auxiliary_loss = LoadBalanceLoss(stats_).item<double>();
     balance_ = MakeLoadBalanceTerm(stats_, golden_.auxiliary_coefficient);
 
     at::Tensor dx = head.dx_TH;

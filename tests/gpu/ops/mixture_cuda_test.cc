@@ -79,7 +79,9 @@ void Compare(const std::string& name, const MixtureCase& c) {
   EXPECT_TRUE(BitEqual(gpu.stats.count_E.to(at::kCPU), exact.stats.count_E)) << name;
   comparison.Add("probability", gpu.stats.probability_E, composite.stats.probability_E,
                  exact.stats.probability_E);
-  EXPECT_NEAR(LoadBalanceLoss(gpu.stats), LoadBalanceLoss(exact.stats), 1e-2) << name;
+  EXPECT_NEAR(LoadBalanceLoss(gpu.stats).item<double>(),
+              LoadBalanceLoss(exact.stats).item<double>(), 1e-2)
+      << name;
 }
 
 TEST(MixtureCudaTest, IsAsNearToTheTruthAsTheComposite) {
