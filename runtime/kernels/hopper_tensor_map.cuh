@@ -63,27 +63,34 @@ CUtensorMap MakeTensorMap(const Element* first, const MatrixShape& shape, int bo
   return map;
 }
 
-// Starts the copy of the first matrix's box at (row, column); its bytes count at `barrier`. One
-// thread.
+// Starts the copy of the box at (matrix, row, column); its bytes count at `barrier`. One thread.
 __device__ __forceinline__ void CopyBox(const CUtensorMap* map, void* box, uint64_t* barrier,
-                                        int row, int column) {
+                                        int matrix, int row, int column) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, 0}], [%4];" ::"r"(SharedAddress(box)),
-      "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier))
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(SharedAddress(box)),
+      "l"(map), "r"(column), "r"(row), "r"(matrix), "r"(SharedAddress(barrier))
       : "memory");
 }
 
 // The same into every block of the cluster whose bit in `blocks` is set, at the same place, with
 // the bytes counted at each one's own barrier.
 __device__ __forceinline__ void CopyBoxToBlocks(const CUtensorMap* map, void* box,
-                                                uint64_t* barrier, int row, int column,
+                                                uint64_t* barrier, int matrix, int row, int column,
                                                 uint16_t blocks) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3, 0}], [%4], %5;" ::"r"(SharedAddress(box)),
-      "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier)), "h"(blocks)
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(SharedAddress(box)),
+      "l"(map), "r"(column), "r"(row), "r"(matrix), "r"(SharedAddress(barrier)), "h"(blocks)
       : "memory");
+}
+
+// Starts reading the box at (matrix, row, column) into the L2 cache. One thread.
+__device__ __forceinline__ void PrefetchBox(const CUtensorMap* map, int matrix, int row,
+                                            int column) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
+               "r"(column), "r"(row), "r"(matrix)
+               : "memory");
 }
 
 // Starts writing a box of shared memory to (matrix, row, column), or adding it there. One thread,

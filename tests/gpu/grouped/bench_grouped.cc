@@ -1,5 +1,6 @@
-// Speed of GroupedWeightGradient beside at::_grouped_mm's weight gradient (rounded to bfloat16) and
-// one dense bfloat16 product of the same work. One line a kernel: median of the runs.
+// Speed of GroupedProduct beside at::_grouped_mm and of GroupedWeightGradient beside its weight
+// gradient (rounded to bfloat16), all beside one dense bfloat16 product of the same work. One line
+// a kernel: median of the runs. Arguments: "product" or "gradient"; none: both.
 
 #include <cuda_runtime_api.h>
 
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "runtime/base/check.h"
+#include "runtime/kernels/grouped_product.h"
 #include "runtime/kernels/grouped_weight_gradient.h"
 #include "runtime/ops/aten.h"
 
@@ -85,15 +87,65 @@ Shape Uneven(int experts, int rows, int64_t x_width, int64_t y_width) {
   return shape;
 }
 
-void Bench(const Shape& shape, bool portable) {
-  const int64_t experts = static_cast<int64_t>(shape.rows_by_expert.size());
+// A dense product of about the same work.
+Candidate DenseProduct(double flops) {
+  const int64_t side = static_cast<int64_t>(std::cbrt(flops / 2.0)) / 256 * 256;
+  const auto options = at::device(at::kCUDA).dtype(at::kBFloat16);
+  const at::Tensor a = at::randn({side, side}, options);
+  const at::Tensor b = at::randn({side, side}, options);
+  return {"at::mm, bf16, dense", [=] { at::mm(a, b); },
+          2.0 * std::pow(static_cast<double>(side), 3)};
+}
+
+at::Tensor RowEnds(const Shape& shape) {
   std::vector<int> row_end(shape.rows_by_expert.size());
   std::partial_sum(shape.rows_by_expert.begin(), shape.rows_by_expert.end(), row_end.begin());
-  const int64_t rows = row_end.back();
+  return at::tensor(row_end, at::kInt).to(at::kCUDA);
+}
+
+// `transposed`: as forward multiplies; otherwise as the gradients of inputs do.
+void BenchProduct(const Shape& shape, bool transposed) {
+  const auto experts = static_cast<int64_t>(shape.rows_by_expert.size());
+  const int64_t rows =
+      std::accumulate(shape.rows_by_expert.begin(), shape.rows_by_expert.end(), int64_t{0});
+  const auto options = at::device(at::kCUDA).dtype(at::kBFloat16);
+  const at::Tensor x_RK = at::randn({rows, shape.x_width}, options);
+  const at::Tensor w = transposed ? at::randn({experts, shape.y_width, shape.x_width}, options)
+                                  : at::randn({experts, shape.x_width, shape.y_width}, options);
+  const at::Tensor row_end_E = RowEnds(shape);
+  const at::Tensor y_RN = at::empty({rows, shape.y_width}, options);
+  const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(shape.x_width) *
+                       static_cast<double>(shape.y_width);
+  std::vector<Candidate> candidates = {DenseProduct(flops)};
+  if (HasHopperTensorCores()) {
+    const auto own = [=] {
+      GroupedProduct({.rows = rows,
+                      .expert_count = experts,
+                      .x_width = x_RK.size(1),
+                      .y_width = y_RN.size(1),
+                      .transposed = transposed},
+                     static_cast<const __nv_bfloat16*>(x_RK.const_data_ptr()),
+                     static_cast<const __nv_bfloat16*>(w.const_data_ptr()),
+                     row_end_E.const_data_ptr<int>(),
+                     static_cast<__nv_bfloat16*>(y_RN.mutable_data_ptr()), nullptr);
+    };
+    candidates.push_back({"hopper", own, flops});
+  }
+  const at::Tensor factor = transposed ? w.transpose(1, 2) : w;
+  candidates.push_back(
+      {"at::_grouped_mm", [=] { at::_grouped_mm(x_RK, factor, row_end_E); }, flops});
+  Compare(shape.name + (transposed ? ", forward" : ", input gradient"), flops > 5e12 ? 10 : kRuns,
+          std::move(candidates));
+}
+
+void BenchGradient(const Shape& shape, bool portable) {
+  const auto experts = static_cast<int64_t>(shape.rows_by_expert.size());
+  const int64_t rows =
+      std::accumulate(shape.rows_by_expert.begin(), shape.rows_by_expert.end(), int64_t{0});
   const auto options = at::device(at::kCUDA);
   const at::Tensor x_RM = at::randn({rows, shape.x_width}, options.dtype(at::kBFloat16));
   const at::Tensor y_RN = at::randn({rows, shape.y_width}, options.dtype(at::kBFloat16));
-  const at::Tensor row_end_E = at::tensor(row_end, at::kInt).to(at::kCUDA);
+  const at::Tensor row_end_E = RowEnds(shape);
   const at::Tensor d_EMN =
       at::zeros({experts, shape.x_width, shape.y_width}, options.dtype(at::kFloat));
   const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(shape.x_width) *
@@ -112,13 +164,7 @@ void Bench(const Shape& shape, bool portable) {
                           row_end_E.const_data_ptr<int>(), d_EMN.mutable_data_ptr<float>(),
                           nullptr);
   };
-  // A dense product of about the same work.
-  const int64_t side = static_cast<int64_t>(std::cbrt(flops / 2.0)) / 256 * 256;
-  const double side_flops = 2.0 * std::pow(static_cast<double>(side), 3);
-  const at::Tensor a = at::randn({side, side}, options.dtype(at::kBFloat16));
-  const at::Tensor b = at::randn({side, side}, options.dtype(at::kBFloat16));
-  std::vector<Candidate> candidates;
-  candidates.push_back({"at::mm, bf16, dense", [=] { at::mm(a, b); }, side_flops});
+  std::vector<Candidate> candidates = {DenseProduct(flops)};
   if (HasHopperTensorCores()) {
     candidates.push_back({"hopper =", [=] { call(false, true); }, flops});
     candidates.push_back({"hopper +=", [=] { call(true, true); }, flops});
@@ -132,27 +178,44 @@ void Bench(const Shape& shape, bool portable) {
   Compare(shape.name, runs, std::move(candidates));
 }
 
-void Main() {
-  Bench(Even(128, 2048, 1536, 2048), true);
-  Bench(Even(128, 2048, 2048, 1536), false);
-  Bench(Even(128, 2048, 2048, 768), true);
-  Bench(Even(128, 2048, 768, 2048), false);
-  Bench(Even(128, 1024, 1536, 2048), false);
-  Bench(Uneven(128, 2048, 1536, 2048), true);
-  Bench(Even(8, 8192, 28672, 4096), true);
-  Bench(Even(8, 8192, 4096, 28672), false);
-  Bench(Even(8, 8192, 4096, 14336), false);
+void BenchProducts() {
+  for (const int rows : {1024, 2048}) {
+    for (const auto& distribution : {Even, Uneven}) {
+      BenchProduct(distribution(128, rows, 2048, 1536), true);
+      BenchProduct(distribution(128, rows, 768, 2048), true);
+      BenchProduct(distribution(128, rows, 2048, 768), false);
+      BenchProduct(distribution(128, rows, 1536, 2048), false);
+    }
+  }
+  BenchProduct(Even(8, 8192, 4096, 28672), true);
+  BenchProduct(Even(8, 8192, 14336, 4096), true);
+  BenchProduct(Even(8, 8192, 4096, 14336), false);
+}
+
+void BenchGradients() {
+  for (const int rows : {1024, 2048}) {
+    BenchGradient(Even(128, rows, 1536, 2048), false);
+    BenchGradient(Even(128, rows, 2048, 768), false);
+  }
+  BenchGradient(Even(128, 2048, 2048, 1536), true);
+  BenchGradient(Even(128, 2048, 768, 2048), false);
+  BenchGradient(Uneven(128, 2048, 1536, 2048), true);
+  BenchGradient(Even(8, 8192, 28672, 4096), true);
+  BenchGradient(Even(8, 8192, 4096, 28672), false);
+  BenchGradient(Even(8, 8192, 4096, 14336), false);
 }
 
 }  // namespace
 }  // namespace oom
 
-int main() {
+int main(int argument_count, char** arguments) {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::puts("No GPU: skipped.");
     return 77;
   }
-  oom::Main();
+  const std::string only = argument_count > 1 ? arguments[1] : "";
+  if (only != "gradient") oom::BenchProducts();
+  if (only != "product") oom::BenchGradients();
   return 0;
 }
