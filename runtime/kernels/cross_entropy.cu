@@ -26,9 +26,10 @@ using internal::WholeVectors;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxClusterBlocks = 8;
-constexpr int kMaxVectors = 32;         // Of a thread: 128 registers.
-constexpr int kPreferredVectors = 16;   // Of a thread, as long as a larger cluster can see to it.
-constexpr int kFourBlocksVectors = 10;  // Up to here four blocks fit a multiprocessor.
+constexpr int kMaxVectors = 32;          // Of a thread: 128 registers.
+constexpr int kPreferredVectors = 16;    // Of a thread, as long as a larger cluster can see to it.
+constexpr int kFourBlocksVectors = 10;   // Up to here four blocks fit a multiprocessor,
+constexpr int kThreeBlocksVectors = 16;  // and up to here three.
 
 template <class T>
 struct Arguments {
@@ -104,9 +105,13 @@ __device__ void WaitForCluster() {}
 __device__ Exponentials ReadFromCluster(const Exponentials* own, unsigned) { return *own; }
 #endif
 
+constexpr int BlocksOfMultiprocessor(int vectors) {
+  return vectors <= kFourBlocksVectors ? 4 : vectors <= kThreeBlocksVectors ? 3 : 1;
+}
+
 // One row a cluster of `blocks`, each holding a contiguous range of it in registers.
 template <class T, int kVectors>
-__global__ void __launch_bounds__(kThreads, kVectors <= kFourBlocksVectors ? 4 : 1)
+__global__ void __launch_bounds__(kThreads, BlocksOfMultiprocessor(kVectors))
     KeptRowKernel(Arguments<T> a, int blocks) {
   constexpr int kCount = kPackedCount<T>;
   __shared__ Exponentials by_warp[kWarps];
@@ -119,8 +124,16 @@ __global__ void __launch_bounds__(kThreads, kVectors <= kFourBlocksVectors ? 4 :
   const int first = rank * block_vectors + static_cast<int>(threadIdx.x);
   const int end = min(row_vectors, (rank + 1) * block_vectors);
   T* const row = a.logits_TV + token * a.vocabulary;
-  const int64_t target = a.target_T[token];
+  // Before it is known whether the row has a target: a row's way from memory is most of the time of
+  // its blocks.
+  Packed<T> x[kVectors];
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    const int vector = first + k * kThreads;
+    x[k] = Load<true, kCount>(row + int64_t{vector} * kCount, end - vector);
+  }
 
+  const int64_t target = a.target_T[token];
   if (target < 0) {
     if (rank == 0 && threadIdx.x == 0) a.loss_T[token] = 0.0f;
     if (!a.want_gradient) return;
@@ -132,12 +145,6 @@ __global__ void __launch_bounds__(kThreads, kVectors <= kFourBlocksVectors ? 4 :
     return;
   }
 
-  Packed<T> x[kVectors];
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    const int vector = first + k * kThreads;
-    x[k] = Load<true, kCount>(row + int64_t{vector} * kCount, end - vector);
-  }
   // One thread of the cluster has the target among its values; it reads it before any is
   // overwritten.
   const int target_vector = static_cast<int>(target / kCount);

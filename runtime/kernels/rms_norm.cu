@@ -92,6 +92,14 @@ constexpr int kGroupedThreads = 256;
 // number, since the order of summation follows from it.
 constexpr int kPartialRows = 528;
 
+// What a thread holds of a row.
+template <class T, class Dy, int kVectors>
+struct RowVectors {
+  Packed<T> x[kVectors];
+  Packed<Dy, kPackedCount<T>> dy[kVectors];
+  Packed<T> residual[kVectors];
+};
+
 template <class T, class Dy, class Dx, int kLanes, int kVectors, bool kWhole>
 __global__ void __launch_bounds__(kLanes == kWholeBlock ? 1024 : kGroupedThreads)
     RmsNormBackwardKernel(RmsNormShape shape, RmsNormBackwardArguments<T, Dy, Dx> a) {
@@ -112,24 +120,34 @@ __global__ void __launch_bounds__(kLanes == kWholeBlock ? 1024 : kGroupedThreads
     weight[k] = Load<kWhole, kCount>(a.weight_H + column, shape.width - column);
   }
 
-  for (int64_t first = int64_t{blockIdx.x} * kGroups; first < shape.rows;
-       first += int64_t{gridDim.x} * kGroups) {
-    const int64_t row = first + group;
-    const int64_t width = row < shape.rows ? shape.width : 0;
-    const int64_t start = row * shape.width;
-    Packed<T> x[kVectors];
-    Packed<Dy, kCount> dy[kVectors];
-    Packed<T> residual[kVectors];
+  const auto width_of = [&](int64_t row) { return row < shape.rows ? shape.width : int64_t{0}; };
+  const auto load = [&](int64_t row) {
+    RowVectors<T, Dy, kVectors> loaded;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       const int64_t column = (k * row_threads + lane) * kCount;
-      x[k] = Load<kWhole, kCount>(a.x_RH + start + column, width - column);
-      dy[k] = Load<kWhole, kCount>(a.dy_RH + start + column, width - column);
-      residual[k] = {};
+      const int64_t left = width_of(row) - column, place = row * shape.width + column;
+      loaded.x[k] = Load<kWhole, kCount>(a.x_RH + place, left);
+      loaded.dy[k] = Load<kWhole, kCount>(a.dy_RH + place, left);
+      loaded.residual[k] = {};
       if (a.residual_gradient_RH != nullptr) {
-        residual[k] = Load<kWhole, kCount>(a.residual_gradient_RH + start + column, width - column);
+        loaded.residual[k] = Load<kWhole, kCount>(a.residual_gradient_RH + place, left);
       }
     }
+    return loaded;
+  };
+
+  // Where the registers allow it, the next row is under way while this one is worked on.
+  constexpr bool kAhead = kLanes == kWholeBlock && kVectors == 1;
+  const int64_t step = int64_t{gridDim.x} * kGroups;
+  int64_t row = int64_t{blockIdx.x} * kGroups + group;
+  RowVectors<T, Dy, kVectors> next;
+  if constexpr (kAhead) next = load(row);
+  for (; row - group < shape.rows; row += step) {
+    if constexpr (!kAhead) next = load(row);
+    auto [x, dy, residual] = next;
+    if constexpr (kAhead) next = load(row + step);
+    const int64_t width = width_of(row), start = row * shape.width;
 
     float sums[2] = {0.0f, 0.0f};  // Of x^2 and of x * dy * w.
 #pragma unroll

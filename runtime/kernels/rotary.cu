@@ -152,9 +152,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Blocks of the backward, and so rows of partial sums of dnorm: a fixed number, since the order of
-// summation follows from it. Six for each of 132 multiprocessors.
-constexpr int64_t kPartialRows = 792;
+// Blocks of the backward, and so rows of partial sums of dnorm: the order of summation follows from
+// their number, and that from the heads. Six for each of 132 multiprocessors; three, as many as run
+// at once, where there is little to do.
+constexpr int64_t kMaxPartialRows = 792;
+constexpr int64_t kFewHeads = 8;
+
+int64_t PartialRows(const RotaryShape& shape) {
+  return shape.heads <= kFewHeads ? kMaxPartialRows / 2 : kMaxPartialRows;
+}
 
 template <class T, int kLanes, bool kWhole>
 __global__ void __launch_bounds__(kThreads, 3)
@@ -295,7 +301,7 @@ void Backward(const RotaryShape& shape, const NormRotaryBackwardArguments<T>& a,
       WholeVectors(half * sizeof(T), a.dy_TNd, a.x_TNd, a.norm_d, a.cosine, a.sine, a.dx_TNd) &&
       WholeVectors(a.x_token_stride * sizeof(T)) && WholeVectors(a.dy_token_stride * sizeof(T)) &&
       WholeVectors(a.dx_token_stride * sizeof(T));
-  const int64_t tokens_per_block = DivideUp(shape.tokens, kPartialRows);
+  const int64_t tokens_per_block = DivideUp(shape.tokens, PartialRows(shape));
   OOM_CHECK(tokens_per_block * shape.heads < std::numeric_limits<int>::max());
   const int64_t blocks = DivideUp(shape.tokens, tokens_per_block);
   WithLanes(vectors, whole, [&](auto lanes, auto whole_vectors) {
@@ -346,7 +352,7 @@ void NormRotaryForward(const RotaryShape& shape, const NormRotaryForwardArgument
 }
 
 int64_t NormRotaryBackwardScratchBytes(const RotaryShape& shape) {
-  return kPartialRows * shape.head_size * static_cast<int64_t>(sizeof(float));
+  return PartialRows(shape) * shape.head_size * static_cast<int64_t>(sizeof(float));
 }
 
 void NormRotaryBackward(const RotaryShape& shape,

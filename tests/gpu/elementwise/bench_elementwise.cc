@@ -179,8 +179,9 @@ void BenchRotary(int64_t heads, int64_t all_heads, bool with_norm) {
   };
   fill();
   const std::string dimensions = Dimensions(kTokens, heads) + " x 128";
-  if (heads == 32) Report("rotary table", Dimensions(kTokens, 128), 4 * table, fill);
-  const std::string name = with_norm ? "norm, rotary" : "rotary";
+  if (!with_norm) Report("rotary table", Dimensions(kTokens, 128), 4 * table, fill);
+  const std::string name = std::string(with_norm ? "norm, rotary" : "rotary") +
+                           (heads < all_heads ? " of " + std::to_string(all_heads) : "");
   Report(name + " forward", dimensions, 4 * elements + 4 * table, [&] {
     NormRotaryForward(shape,
                       NormRotaryForwardArguments<Narrow>{.x_TNd = qkv.get(),
@@ -322,6 +323,8 @@ void BenchElementwise(const std::string& only) {
   if (wanted("rotary")) {
     BenchRotary(/*heads=*/32, /*all_heads=*/40, /*with_norm=*/true);
     BenchRotary(/*heads=*/4, /*all_heads=*/40, /*with_norm=*/true);
+    BenchRotary(/*heads=*/32, /*all_heads=*/32, /*with_norm=*/true);  // As layers have them.
+    BenchRotary(/*heads=*/4, /*all_heads=*/4, /*with_norm=*/true);
     BenchRotary(/*heads=*/32, /*all_heads=*/48, /*with_norm=*/false);
   }
   if (wanted("swiglu")) {

@@ -89,6 +89,14 @@ TYPED_TEST(CrossEntropyKernelTest, LossAndGradientAreTheComposite) {
   }
 }
 
+// Many more rows than run at once.
+TYPED_TEST(CrossEntropyKernelTest, LossAndGradientAreTheCompositeForManyRows) {
+  ExpectTheComposite<TypeParam>(4000, 1000);
+  ExpectTheComposite<TypeParam>(900, 32000);
+  ExpectTheComposite<TypeParam>(300, 151936);
+  ExpectTheComposite<TypeParam>(150, 262144);
+}
+
 TYPED_TEST(CrossEntropyKernelTest, MinusInfinityIsProbabilityZero) {
   using T = TypeParam;
   for (const int64_t vocabulary : {40000, 40001}) {
