@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "runtime/base/check.h"
+#include "runtime/kernels/cross_entropy.h"
 #include "runtime/ops/cuda/attention_cuda.h"
 #include "runtime/ops/cuda/cuda_operators.h"
 #include "runtime/ops/cuda/cuda_tensors.h"
@@ -225,13 +226,33 @@ void RunHead(const Bench& bench) {
                                         at::TensorOptions(at::kCUDA).dtype(at::kLong));
   const double flops =
       2.0 * static_cast<double>(bench.tokens * model.vocabulary_size * model.hidden_size);
-  for (const int64_t chunk : {1024, 4096, 8192}) {
+  for (const int64_t chunk : {1024, 4096, 8192, 12288}) {
     const HeadLossOptions options = {.gradient_scale = 1e-4, .chunk_tokens = chunk};
     const std::string name = ", chunks of " + std::to_string(chunk);
     Report("head" + name, 3 * flops,
            [&] { HeadLoss(model, weights, x, target, options, &gradients); });
     Report("evaluation head" + name, flops,
            [&] { HeadLoss(model, weights, x, target, options, nullptr); });
+  }
+  for (const int64_t chunk : {8192, 12288}) {
+    const at::Tensor part = x.narrow(0, 0, chunk), part_target = target.narrow(0, 0, chunk);
+    const double part_flops =
+        flops * static_cast<double>(chunk) / static_cast<double>(bench.tokens);
+    const std::string name = ", " + std::to_string(chunk) + " tokens";
+    at::Tensor logits;
+    Report("head logits" + name, part_flops, [&] {
+      logits.reset();
+      logits = at::linear(part, weights.head);
+    });
+    const at::Tensor loss = at::empty({chunk}, x.options().dtype(at::kFloat));
+    Report("head cross entropy" + name, 0, [&] {
+      CrossEntropyInPlace({.tokens = chunk, .vocabulary = logits.size(1)},
+                          DeviceData<__nv_bfloat16>(logits), DeviceData<int64_t>(part_target), 1.0f,
+                          DeviceData<float>(loss), OperatorStream());
+    });
+    Report("head weight gradient" + name, part_flops,
+           [&] { AddWeightGradient(gradients.head, logits, part); });
+    Report("head input gradient" + name, part_flops, [&] { at::mm(logits, weights.head); });
   }
   const at::Tensor token = target.to(at::kInt);
   Report("embedding backward by row", 0, [&] { EmbeddingBackwardByRow(x, token); });
