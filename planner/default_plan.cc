@@ -15,19 +15,35 @@ namespace {
 constexpr int64_t kLargestChunkBytes = 32_MiB;
 constexpr int64_t kSmallestChunkBytes = 1_MiB;
 constexpr int64_t kBacklogBytes = 1_GiB;
+// Behind a GPU's backward the host's updates pile up; with this much room the gradients do not wait for them.
+constexpr int64_t kLargestBacklogBytes = 6_GiB;
 constexpr int64_t kStagingBytes = 256_MiB;
 constexpr int64_t kHeadChunkTokens = 1024;
 // On a GPU: products at full speed, and temporaries of some GiB at most.
 constexpr int64_t kGpuHeadChunkTokens = 8192;
 constexpr int64_t kGpuMixtureChunkTokens = 32768;
 
-int64_t DeviceBytes(const v1::JobSpec& spec, const ModelDescription& model, const v1::Plan& plan,
-                    int numa_node_count) {
+MemoryAccount AccountOf(const v1::JobSpec& spec, const ModelDescription& model,
+                        const v1::Plan& plan, int numa_node_count) {
   const BatchShape batch = BatchShapeOf(spec, plan);
   const SharedLayout layout = SharedLayout::Build(model, plan, batch);
   const StepGraph graph = BuildTrainingGraph(
       {.model = &model, .plan = &plan, .layout = &layout, .batch = batch});
-  return AccountMemory(model, plan, layout, graph, batch, numa_node_count).device_bytes;
+  return AccountMemory(model, plan, layout, graph, batch, numa_node_count);
+}
+
+// What the job may still take of the host's memory on the node of the backlog.
+int64_t HostRoomBytes(const v1::JobSpec& spec, const NodeLimits& limits,
+                      const MemoryAccount& account) {
+  const auto& budget = spec.budgets().host_memory_bytes();
+  int64_t room = limits.pool_capacity_bytes.empty()
+                     ? 0
+                     : limits.pool_capacity_bytes[0] - account.host_bytes_by_node[0];
+  if (budget.size() == 1 && budget[0] > 0) room = std::min(room, budget[0] - account.host_bytes);
+  if (budget.size() > 1 && budget[0] > 0) {
+    room = std::min(room, budget[0] - account.host_bytes_by_node[0]);
+  }
+  return std::max<int64_t>(0, room);
 }
 
 // Streamed units alternate over the NUMA nodes by what they hold already, so that every node's threads and
@@ -120,10 +136,15 @@ v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
   const int64_t state_bytes = 12 * ParameterCount(units);
   plan.set_snapshot_staging_bytes(std::clamp(state_bytes / 8, 4_MiB, kStagingBytes));
 
+  if (plan.cuda_devices() && !deferred) {
+    const int64_t room = HostRoomBytes(spec, limits, AccountOf(spec, model, plan, nodes)) / ranks;
+    const int64_t useful = std::clamp(state_bytes / 10, kBacklogBytes, kLargestBacklogBytes);
+    plan.set_backlog_bytes(std::min(useful, kBacklogBytes + room));
+  }
   const int64_t budget = DeviceBudgetBytes(spec, limits);
   const bool several_gpus = plan.cuda_devices() && ranks > 1;
   if (budget == 0 || (several_gpus && !UsesDeviceCollectives(spec))) return plan;
-  const auto fits = [&] { return DeviceBytes(spec, model, plan, nodes) <= budget; };
+  const auto fits = [&] { return AccountOf(spec, model, plan, nodes).device_bytes <= budget; };
   // From the bottom, where the turn of the step is exposed; what is too large makes room for what is smaller.
   for (const ParameterUnit& unit : units) {
     if (several_gpus && unit.kind == UnitKind::kEmbedding) continue;

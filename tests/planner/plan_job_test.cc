@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/default_plan.h"
 #include "planner/job_settings.h"
 #include "runtime/base/file.h"
 #include "runtime/base/units.h"
@@ -261,6 +262,29 @@ TEST(PlanJob, WhatGpusCannotDoYetIsRefused) {
   }
   plan.mutable_units(0)->set_home(v1::STATE_HOME_RESIDENT);
   EXPECT_EQ(ValidatePlan(*model, plan).field(), "plan.units[0]");
+}
+
+// Goal: GPUs get a large backlog where the host has the memory, and no job is refused for it.
+TEST(PlanJob, TheBacklogOfGpusTakesWhatTheHostHasLeft) {
+  const JobDirectory directory;
+  v1::JobSpec spec = directory.Spec();
+  spec.mutable_devices()->set_kind(v1::DEVICE_KIND_CUDA);
+  spec.mutable_devices()->set_count(1);
+  spec.mutable_optimizer()->set_max_gradient_norm(0.0);
+  NodeLimits limits = LargeNode();
+  const auto large = PlanJob(spec, limits);
+  ASSERT_TRUE(large.ok()) << large.status().ToString();
+  // A small model: a tenth of its state is less than the least.
+  EXPECT_EQ(large->plan.backlog_bytes(), 1_GiB);
+  const auto model = ReadHfConfig(directory / "config.json");
+  ModelDescription wide = *model;
+  wide.vocabulary_size = 4'000'000'000 / wide.hidden_size / 2;
+  EXPECT_GT(MakeDefaultPlan(spec, wide, limits).backlog_bytes(), 3_GiB);
+  const v1::Plan plan = MakeDefaultPlan(spec, wide, limits);
+  spec.mutable_budgets()->add_host_memory_bytes(48_GiB + 256_MiB);
+  const int64_t narrow = MakeDefaultPlan(spec, wide, limits).backlog_bytes();
+  EXPECT_GE(narrow, 1_GiB);
+  EXPECT_LT(narrow, plan.backlog_bytes());
 }
 
 std::string ToJson(const v1::Plan& plan) {
