@@ -19,6 +19,8 @@ namespace {
 // Three checkpoints of a one-billion-parameter model and its export.
 constexpr int64_t kLowDiskBytes = 50_GiB;
 constexpr int64_t kNoLimit = -1;
+// The first driver that offers CUDA 13.0.
+constexpr int64_t kDriverNeeded = 580;
 
 // The file's text without the last newline, or "" when it cannot be read.
 std::string Text(const std::string& path) {
@@ -47,20 +49,47 @@ int64_t MemoryTotalBytes(const MachineFiles& files) {
   return 0;
 }
 
-Finding Driver(const MachineFiles& files) {
-  const std::string version = FirstLine(Text(files.root + "/proc/driver/nvidia/version"));
-  if (!version.empty()) return {"driver", FindingLevel::kOk, version, ""};
+std::string DriverText(const MachineFiles& files) {
+  return FirstLine(Text(files.root + "/proc/driver/nvidia/version"));
+}
+
+bool HasGpu(const MachineFiles& files) {
+  if (!DriverText(files).empty()) return true;
   std::error_code error;
-  bool has_gpu = false;
   for (const auto& device :
        std::filesystem::directory_iterator(files.root + "/sys/bus/pci/devices", error)) {
     // Display controllers of NVIDIA.
     if (Text(device.path() / "vendor") == "0x10de" &&
         Text(device.path() / "class").starts_with("0x03")) {
-      has_gpu = true;
+      return true;
     }
   }
-  if (has_gpu) {
+  return false;
+}
+
+// 580 of "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27", or -1.
+int64_t DriverBranch(const std::string& text) {
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const size_t dot = word.find('.');
+    if (dot == std::string::npos || word.find_first_not_of("0123456789.") != std::string::npos)
+      continue;
+    return Number(word.substr(0, dot), -1);
+  }
+  return -1;
+}
+
+Finding Driver(const MachineFiles& files) {
+  const std::string text = DriverText(files);
+  const int64_t branch = DriverBranch(text);
+  if (branch >= 0 && branch < kDriverNeeded) {
+    return {
+        "driver", FindingLevel::kError,
+        text + "; OOM needs CUDA 13.0, which comes with driver " + std::to_string(kDriverNeeded),
+        "sudo apt-get install nvidia-driver-" + std::to_string(kDriverNeeded) + " && sudo reboot"};
+  }
+  if (!text.empty()) return {"driver", FindingLevel::kOk, text, ""};
+  if (HasGpu(files)) {
     return {"driver", FindingLevel::kError, "there is an NVIDIA GPU, but no driver is loaded",
             "sudo apt-get install nvidia-driver && sudo modprobe nvidia"};
   }
@@ -83,13 +112,15 @@ Finding Hugepages(const MachineFiles& files) {
     return {"hugepages", FindingLevel::kOk, "transparent, for shared memory: " + shared, ""};
   }
   const int64_t pages = std::max<int64_t>(MemoryTotalBytes(files) / 2 / 2_MiB, 1);
-  return {
-      "hugepages", FindingLevel::kWarning,
-      "none for shared memory: pools use 4 KiB pages, which are slower to touch and to register",
-      "echo advise | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled   # or: sudo "
-      "sysctl "
-      "vm.nr_hugepages=" +
-          std::to_string(pages)};
+  return {"hugepages", FindingLevel::kWarning,
+          HasGpu(files)
+              ? "none for shared memory: pools use 4 KiB pages, which are slower to update and "
+                "to lock for the GPUs"
+              : "none for shared memory: pools use 4 KiB pages, which are slower to update",
+          "echo advise | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled   # or: sudo "
+          "sysctl "
+          "vm.nr_hugepages=" +
+              std::to_string(pages)};
 }
 
 Finding LockedMemory(const MachineFiles& files) {
@@ -100,14 +131,15 @@ Finding LockedMemory(const MachineFiles& files) {
     limit = value.rlim_cur == RLIM_INFINITY ? kNoLimit : static_cast<int64_t>(value.rlim_cur);
   }
   if (limit == kNoLimit) return {"locked memory", FindingLevel::kOk, "unlimited", ""};
-  const bool enough = limit >= MemoryTotalBytes(files);
-  return {"locked memory", enough ? FindingLevel::kOk : FindingLevel::kWarning,
-          "at most " + FormatBytes(limit) +
-              (enough ? "" : "; cuda devices pin their host memory, cpu devices do not"),
-          enough
-              ? ""
-              : "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/oom.conf   # then "
-                "log in again"};
+  const std::string text = "at most " + FormatBytes(limit);
+  if (limit >= MemoryTotalBytes(files)) return {"locked memory", FindingLevel::kOk, text, ""};
+  if (!HasGpu(files)) {
+    return {"locked memory", FindingLevel::kOk, text + "; cpu devices lock nothing", ""};
+  }
+  return {"locked memory", FindingLevel::kWarning,
+          text + "; cuda devices lock their host memory, and a driver may hold them to this limit",
+          "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/oom.conf   # then log in "
+          "again; for a service: LimitMEMLOCK=infinity"};
 }
 
 // The smallest memory limit from this process's cgroup up, and the file that sets it.

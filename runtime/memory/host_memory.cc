@@ -118,9 +118,4 @@ int64_t LockedMemoryLimitBytes() {
   return static_cast<int64_t>(limit.rlim_cur);
 }
 
-int64_t FreeHugetlbBytes(const std::string& root) {
-  return ReadNumber(root + "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").value_or(0) *
-         2_MiB;
-}
-
 }  // namespace oom

@@ -36,7 +36,4 @@ Result<PoolCapacity> ComputePoolCapacity(const NumaTopology& topology, const Hos
 // RLIMIT_MEMLOCK; -1: unlimited.
 int64_t LockedMemoryLimitBytes();
 
-// Free 2 MiB hugetlb pages of the machine, in bytes.
-int64_t FreeHugetlbBytes(const std::string& root = "");
-
 }  // namespace oom

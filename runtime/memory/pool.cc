@@ -8,9 +8,8 @@
 
 #include <cerrno>
 
-#include "runtime/base/file.h"
 #include "runtime/base/units.h"
-#include "runtime/memory/host_memory.h"
+#include "runtime/memory/hugepages.h"
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
@@ -24,13 +23,6 @@ int MemfdCreate(const std::string& name, unsigned flags) {
   const int fd = memfd_create(name.c_str(), flags | MFD_NOEXEC_SEAL);
   if (fd >= 0 || errno != EINVAL) return fd;
   return memfd_create(name.c_str(), flags);
-}
-
-bool SharedMemoryUsesTransparentHugePages() {
-  const Result<std::string> text =
-      ReadFile("/sys/kernel/mm/transparent_hugepage/shmem_enabled", 4096);
-  return text.ok() && text->find("[never]") == std::string::npos &&
-         text->find("[deny]") == std::string::npos;
 }
 
 Result<CreatedPool> Create(NumaTopology& topology, const PoolOptions& options, bool hugetlb) {
@@ -72,11 +64,6 @@ Result<CreatedPool> CreatePool(NumaTopology& topology, const PoolOptions& option
     if (pool.ok()) return pool;
   }
   return Create(topology, options, /*hugetlb=*/false);
-}
-
-std::string PageKindFor(int64_t bytes) {
-  if (bytes > 0 && FreeHugetlbBytes() >= RoundUp(bytes, 2_MiB)) return kHugetlbPages;
-  return SharedMemoryUsesTransparentHugePages() ? kTransparentHugePages : kSmallPages;
 }
 
 Result<PoolMapping> PoolMapping::Map(int fd, int64_t bytes) {

@@ -39,9 +39,6 @@ struct CreatedPool {
 // REQUIRES: options.bytes > 0. Codes of ErrnoStatus.
 Result<CreatedPool> CreatePool(NumaTopology& topology, const PoolOptions& options);
 
-// What CreatePool would give a pool of `bytes` now.
-std::string PageKindFor(int64_t bytes);
-
 // A shared read-write mapping, unmapped once.
 class PoolMapping {
  public:

@@ -169,6 +169,7 @@ Status Daemon::Impl::Start() {
     smallest = smallest == 0 ? gpu.memory_bytes : std::min(smallest, gpu.memory_bytes);
   }
   services.gpus = gpus;
+  services.allow_hugetlb = config.hugepages;
   services.store_id = controller->store_id();
   services.node_name = HostName();
   services.version = options.version;

@@ -1,9 +1,9 @@
-#include <unistd.h>
+#include <numeric>
 
 #include "oom/v1/node.grpc.pb.h"
 #include "runtime/base/units.h"
 #include "runtime/memory/host_memory.h"
-#include "runtime/memory/pool.h"
+#include "runtime/memory/hugepages.h"
 #include "server/oomd/service_context.h"
 #include "server/oomd/services.h"
 
@@ -56,17 +56,20 @@ class NodeServiceImpl final : public v1::NodeService::CallbackService {
     node->set_uptime_seconds(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - services_.start_time)
             .count());
-    for (int i = 0; i < static_cast<int>(resources.capacity_bytes().size()); ++i) {
+    const std::vector<int64_t>& capacity = resources.capacity_bytes();
+    const HugepageState pages = ExamineHugepages(
+        std::accumulate(capacity.begin(), capacity.end(), int64_t{0}), services_.allow_hugetlb);
+    for (int i = 0; i < static_cast<int>(capacity.size()); ++i) {
       v1::NumaNode& numa = *node->add_numa_nodes();
       numa.set_index(i);
-      numa.set_pool_capacity_bytes(resources.capacity_bytes()[i]);
+      numa.set_pool_capacity_bytes(capacity[i]);
       numa.set_pool_used_bytes(resources.used_bytes()[i]);
       if (i >= services_.topology->node_count()) continue;
       const NumaNodeInfo info = services_.topology->Describe(i);
       numa.set_memory_total_bytes(info.total_bytes);
       numa.set_memory_free_bytes(info.free_bytes);
       numa.mutable_cpus()->Assign(info.cpus.begin(), info.cpus.end());
-      numa.set_page_kind(PageKindFor(2_MiB));
+      numa.set_page_kind(pages.kind);
     }
     AddDevices(resources, v1::DEVICE_KIND_CPU, "cpu", node);
     AddDevices(resources, v1::DEVICE_KIND_CUDA, "cuda", node);
@@ -77,11 +80,7 @@ class NodeServiceImpl final : public v1::NodeService::CallbackService {
         node->set_running_jobs(node->running_jobs() + count);
       }
     }
-    if (FreeHugetlbBytes() == 0) {
-      int64_t capacity = 0;
-      for (int64_t bytes : resources.capacity_bytes()) capacity += bytes;
-      node->set_hugepage_hint("sysctl -w vm.nr_hugepages=" + std::to_string(capacity / 2_MiB / 2));
-    }
+    node->set_hugepage_hint(pages.hint);
   }
 
   ServiceContext& services_;

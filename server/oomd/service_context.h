@@ -47,6 +47,7 @@ struct ServiceContext {
   PlanFunction plan;
   NodeLimits limits;
   std::vector<Gpu> gpus;
+  bool allow_hugetlb = true;
   std::string store_id;
   std::string node_name;
   std::string version;

@@ -97,6 +97,33 @@ TEST(DoctorTest, TheSmallestCgroupLimitUpTheTreeCounts) {
   EXPECT_EQ(machine.Examine()["cgroup"].level, FindingLevel::kOk);
 }
 
+TEST(DoctorTest, OnlyWhereThereIsAGpuItsMemoryMustBeLocked) {
+  Machine machine;
+  machine.Remove("sys/kernel/mm/hugepages");
+  EXPECT_EQ(machine.Examine(8 << 20)["locked memory"].level, FindingLevel::kOk);
+  EXPECT_EQ(machine.Examine(8 << 20)["hugepages"].text.find("lock"), std::string::npos);
+  machine.Write(
+      "proc/driver/nvidia/version",
+      "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n");
+  auto findings = machine.Examine(8 << 20);
+  EXPECT_EQ(findings["driver"].level, FindingLevel::kOk) << findings["driver"].text;
+  EXPECT_EQ(findings["locked memory"].level, FindingLevel::kWarning);
+  EXPECT_NE(findings["locked memory"].fix.find("LimitMEMLOCK=infinity"), std::string::npos);
+  EXPECT_NE(findings["hugepages"].text.find("lock for the GPUs"), std::string::npos);
+}
+
+TEST(DoctorTest, ADriverThatIsTooOldIsAnError) {
+  Machine machine;
+  machine.Write(
+      "proc/driver/nvidia/version",
+      "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n");
+  const Finding driver = machine.Examine()["driver"];
+  EXPECT_EQ(driver.level, FindingLevel::kError);
+  EXPECT_NE(driver.text.find("550.54.15"), std::string::npos);
+  EXPECT_NE(driver.text.find("CUDA 13.0"), std::string::npos);
+  EXPECT_NE(driver.fix.find("580"), std::string::npos);
+}
+
 TEST(DoctorTest, TransparentHugepagesAreEnough) {
   Machine machine;
   machine.Remove("sys/kernel/mm/hugepages");

@@ -228,6 +228,7 @@ class FakeOomd::Nodes : public v1::NodeService::Service {
     v1::NumaNode* numa = node->add_numa_nodes();
     numa->set_pool_capacity_bytes(int64_t{8} << 30);
     numa->set_page_kind("4KiB");
+    node->set_hugepage_hint("sudo sysctl -w vm.nr_hugepages=2048");
     v1::Device* device = node->add_devices();
     device->set_kind("cpu");
     device->set_name("cpu 0");
