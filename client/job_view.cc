@@ -317,6 +317,7 @@ void WriteNode(const v1::Node& node, Output* output) {
   }
   devices.Write(output);
   if (!node.hugepage_hint().empty()) output->Message("hugepages: " + node.hugepage_hint());
+  if (!node.gpu_problem().empty()) output->Message("GPUs: " + Printable(node.gpu_problem()));
 }
 
 }  // namespace oom

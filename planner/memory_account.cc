@@ -14,9 +14,8 @@ namespace {
 constexpr int64_t kJobHostBytes = int64_t{40} << 20;
 constexpr int64_t kWorkerBytes = int64_t{120} << 20;
 constexpr int64_t kSharedLibraryBytes = int64_t{200} << 20;
-// Of a GPU worker: what the driver and its libraries hold in the host's memory, and the context in the device's.
+// Of a GPU worker: what the driver and its libraries hold in the host's memory.
 constexpr int64_t kGpuWorkerBytes = int64_t{900} << 20;
-constexpr int64_t kGpuContextBytes = int64_t{640} << 20;
 // NCCL's channels to the other GPUs.
 constexpr int64_t kCommunicatorBytes = int64_t{512} << 20;
 

@@ -14,6 +14,9 @@
 
 namespace oom {
 
+// What a process's CUDA context and libraries hold of a GPU's memory.
+inline constexpr int64_t kGpuContextBytes = int64_t{640} << 20;
+
 struct MemoryAccount {
   std::vector<v1::MemoryEstimate> items;
   // By NUMA node, with the devices of that node when they are cpu devices: what oomd reserves.

@@ -171,10 +171,18 @@ Status CheckDeviceMemory(const v1::JobSpec& spec, const NodeLimits& limits,
                          const MemoryAccount& account) {
   const int64_t budget = DeviceBudgetBytes(spec, limits);
   if (budget == 0 || account.device_bytes <= budget) return Status::Ok();
-  return Status(Code::kResourceExhausted, "budgets.gpu_memory: device memory needs " +
-                                              FormatBytes(account.device_bytes) + ", " +
-                                              FormatBytes(budget) + " are allowed (" +
-                                              Itemised(account, "device 0") + ")")
+  // A plan that the planner made has as little in device memory as it can.
+  std::string text = "budgets.gpu_memory: device memory needs ";
+  text += (spec.plan() == "auto" ? "at least " : "") + FormatBytes(account.device_bytes) + " (" +
+          Itemised(account, "device 0") + "), " + FormatBytes(budget);
+  if (budget == spec.budgets().gpu_memory_bytes()) {
+    text += " are allowed; raise it, or lower sequence_length or global_batch";
+  } else if (!limits.gpu_memory_note.empty()) {
+    text += " are free; " + limits.gpu_memory_note;
+  } else {
+    text += " is what the GPU has; lower sequence_length or global_batch";
+  }
+  return Status(Code::kResourceExhausted, text)
       .WithReason("OUT_OF_GPU_MEMORY")
       .WithField("budgets.gpu_memory");
 }

@@ -23,6 +23,7 @@ struct NodeLimits {
   std::vector<int64_t> pool_capacity_bytes;
   int cpu_count = 1;
   int64_t gpu_memory_bytes = 0;  // Of the smallest GPU; 0: not known.
+  std::string gpu_memory_note;   // Empty, or who has the rest of it.
 };
 
 struct PlannedJob {

@@ -41,6 +41,8 @@ class CpuDevice : public WorkerDevice {
     return Status::Ok();
   }
 
+  void OnFault(std::function<void(const Status&)>) override {}
+
   std::unique_ptr<Stream> MakeStream(Resource resource, int worker_threads) override {
     return MakeCpuStream(std::string(ResourceName(resource)), [worker_threads, resource] {
       // Both are settings of the calling thread. There is no autograd in training.

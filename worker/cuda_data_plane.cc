@@ -69,15 +69,15 @@ Status CudaDataPlane::StoreWord(const SharedWord& word, int64_t value) {
   return Status::Ok();
 }
 
-void CudaDataPlane::PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) {
-  DataPlane::PublishRowSet(step, row_numbers);
-  if (scratch_.row_numbers == nullptr) return;
+Status CudaDataPlane::PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) {
+  OOM_RETURN_IF_ERROR(DataPlane::PublishRowSet(step, row_numbers));
+  if (scratch_.row_numbers == nullptr) return Status::Ok();
   const SharedLayout::RowGradient rows = options_.layout->embedding_rows(options_.rank);
   // From its place in the pool, which stays as it is for two steps.
   const std::span<const int32_t> set =
       RowSet(*options_.layout, *options_.pools, options_.rank, step);
-  OOM_CUDA_CHECK(cudaMemcpyAsync(scratch_.row_numbers + step % 2 * rows.max_rows, set.data(),
-                                 set.size_bytes(), cudaMemcpyHostToDevice, CurrentCudaStream()));
+  return Copy(scratch_.row_numbers + step % 2 * rows.max_rows, set.data(),
+              static_cast<int64_t>(set.size_bytes()), cudaMemcpyHostToDevice);
 }
 
 Status CudaDataPlane::GatherRows(const Node& node, int64_t step, int64_t width,

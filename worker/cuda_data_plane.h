@@ -30,7 +30,7 @@ class CudaDataPlane : public DataPlane {
   // `communicator`: of the ranks, where the layout exchanges; must outlive the object.
   CudaDataPlane(const Options& options, const Scratch& scratch, NcclCommunicator* communicator);
 
-  void PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) override;
+  Status PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) override;
   Status GatherRows(const Node& node, int64_t step, int64_t width, std::span<const int32_t> tokens,
                     const int32_t* device_tokens, std::byte* out) override;
   Result<std::byte*> WeightsInPlace(int64_t unit, int64_t step) override;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/memory_account.h"
 #include "runtime/base/check.h"
 #include "runtime/base/units.h"
 #include "runtime/checkpoint/fill_chunk.h"
@@ -26,6 +27,8 @@ namespace oom {
 namespace {
 
 constexpr size_t kBatchSlots = 4;
+// Of a whole GPU, which a plan may count on, the driver keeps less than this for itself.
+constexpr int64_t kDriverReserveBytes = 1_GiB;
 
 class CudaAllocator : public DeviceAllocator {
  public:
@@ -36,8 +39,16 @@ class CudaAllocator : public DeviceAllocator {
   Result<std::byte*> Allocate(int64_t bytes) override {
     void* piece = nullptr;
     const auto size = static_cast<size_t>(bytes);
-    const std::string what = "cannot take " + FormatBytes(bytes) + " of device memory";
-    OOM_RETURN_IF_CUDA_ERROR(cudaMalloc(&piece, size), what);
+    std::string what = "cannot take " + FormatBytes(bytes) + " of device memory";
+    if (const cudaError_t error = cudaMalloc(&piece, size); error != cudaSuccess) {
+      size_t free_bytes = 0, total_bytes = 0;
+      if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
+        what += " (" + FormatBytes(static_cast<int64_t>(free_bytes)) + " are free of " +
+                FormatBytes(static_cast<int64_t>(total_bytes)) + ", the job has taken " +
+                FormatBytes(bytes_) + ")";
+      }
+      return CudaStatus(error, what);
+    }
     pieces_.push_back(piece);
     OOM_RETURN_IF_CUDA_ERROR(cudaMemset(piece, 0, size), what);
     bytes_ += bytes;
@@ -99,7 +110,7 @@ class CudaDevice : public WorkerDevice {
       : index_(index),
         context_bytes_(context_bytes),
         memory_budget_bytes_(memory_budget_bytes),
-        timeline_(std::make_unique<CudaTimeline>()) {}
+        timeline_(std::make_unique<CudaTimeline>(&faults_)) {}
 
   at::Device torch_device() const override {
     return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index_));
@@ -167,11 +178,15 @@ class CudaDevice : public WorkerDevice {
     return copy(rest, staging.data() + weights.bytes);
   }
 
+  void OnFault(std::function<void(const Status&)> listener) override {
+    faults_.Listen(std::move(listener));
+  }
+
   std::unique_ptr<Stream> MakeStream(Resource resource, int) override {
     // What compute waits for goes before what nobody waits for.
     const int priority = resource == Resource::kDeviceUpdate ? 0 : -1;
     return MakeCudaStream(
-        std::string(ResourceName(resource)), priority, timeline_.get(), [index = index_] {
+        std::string(ResourceName(resource)), priority, timeline_.get(), &faults_, [index = index_] {
           at::set_num_threads(1);
           at::GradMode::set_enabled(false);
           OOM_CHECK(!at::GradMode::is_enabled());
@@ -255,6 +270,7 @@ class CudaDevice : public WorkerDevice {
   CudaDataPlane::Scratch scratch_;
   std::unique_ptr<NcclCommunicator> communicator_;  // Where ranks exchange.
   std::array<Slot, kBatchSlots> slots_;  // Of the H2D stream.
+  CudaFaults faults_;
   std::unique_ptr<CudaTimeline> timeline_;
 };
 
@@ -281,7 +297,20 @@ Result<std::unique_ptr<WorkerDevice>> MakeCudaDevice(const CudaDeviceOptions& op
   }
   size_t free_bytes = 0, total_bytes = 0;
   OOM_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free_bytes, &total_bytes), name);
-  const auto context_bytes = static_cast<int64_t>(total_bytes - free_bytes);
+  const auto taken_bytes = static_cast<int64_t>(total_bytes - free_bytes);
+  // This process's context is taken already.
+  const int64_t has_bytes = static_cast<int64_t>(free_bytes) + kGpuContextBytes;
+  if (has_bytes + kDriverReserveBytes < options.planned_bytes) {
+    return Status(Code::kResourceExhausted,
+                  name + " has " + FormatBytes(static_cast<int64_t>(free_bytes)) + " free of " +
+                      FormatBytes(static_cast<int64_t>(total_bytes)) + ", the plan needs " +
+                      FormatBytes(options.planned_bytes) +
+                      ": end the other processes that use it (nvidia-smi lists them), or set "
+                      "budgets.gpu_memory to less")
+        .WithReason("OUT_OF_GPU_MEMORY");
+  }
+  // More than a context takes is other processes'.
+  const int64_t context_bytes = taken_bytes > 2 * kGpuContextBytes ? kGpuContextBytes : taken_bytes;
 
   InstallCudaOperators();
   // FP32 means FP32, and a product is not rounded before it is complete.

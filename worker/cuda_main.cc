@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
   return oom::WorkerMain(argc, argv, [](const oom::internal::v1::WorkerStart& start) {
     return oom::MakeCudaDevice({.index = start.device(),
                                 .memory_budget_bytes = start.spec().budgets().gpu_memory_bytes(),
+                                .planned_bytes = start.plan().estimate().device_bytes_peak(),
                                 .deterministic = start.plan().deterministic()});
   });
 }

@@ -101,7 +101,7 @@ Status DataPlane::LoadBoundary(const Node& node, std::byte* to) {
   return CopyIn(to, region);
 }
 
-void DataPlane::PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) {
+Status DataPlane::PublishRowSet(int64_t step, std::span<const int32_t> row_numbers) {
   const SharedLayout::RowGradient rows = options_.layout->embedding_rows(options_.rank);
   const auto count = static_cast<int64_t>(row_numbers.size());
   OOM_CHECK(count <= rows.max_rows);
@@ -109,6 +109,7 @@ void DataPlane::PublishRowSet(int64_t step, std::span<const int32_t> row_numbers
   std::byte* set = options_.pools->At(rows.region) + rows.row_set_offset_bytes(step);
   std::memcpy(set, &count, sizeof(count));
   std::memcpy(set + rows.kRowNumbersOffset, row_numbers.data(), row_numbers.size_bytes());
+  return Status::Ok();
 }
 
 Status DataPlane::AwaitGate(int64_t step, double* clip) const {

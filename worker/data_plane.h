@@ -48,7 +48,7 @@ class DataPlane {
   DataPlane& operator=(const DataPlane&) = delete;
 
   // The step's row set: the distinct tokens of this rank's whole batch, rising. Before the rank's loss is published.
-  virtual void PublishRowSet(int64_t step, std::span<const int32_t> row_numbers);
+  virtual Status PublishRowSet(int64_t step, std::span<const int32_t> row_numbers);
   // The embedding's rows of `tokens` to `out` [tokens, width], each chunk of them at this step's version.
   // `device_tokens`: the same tokens in the device's memory.
   virtual Status GatherRows(const Node& node, int64_t step, int64_t width,

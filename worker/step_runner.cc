@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "runtime/base/check.h"
@@ -14,14 +15,25 @@
 namespace oom {
 namespace {
 
+// LibTorch goes on with advice for Python programs.
+std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
+
 // The one place where LibTorch's exceptions become Status. Nothing above catches.
 template <class Step>
 Status Guard(Step&& step) {
   try {
     return step();
   } catch (const c10::OutOfMemoryError& error) {
-    return Status(Code::kResourceExhausted, error.what_without_backtrace())
+    return Status(Code::kResourceExhausted,
+                  "an operator needs more device memory than the plan leaves it; raise "
+                  "budgets.gpu_memory, or lower sequence_length or global_batch: " +
+                      FirstLine(error.what_without_backtrace()))
         .WithReason("OUT_OF_GPU_MEMORY");
+  } catch (const c10::AcceleratorError& error) {
+    return Status(Code::kInternal, FirstLine(error.what_without_backtrace()) + " (CUDA error " +
+                                       std::to_string(error.get_error_code()) +
+                                       "); look for the GPU's XID (sudo dmesg | grep -i xid)")
+        .WithReason("GPU_FAULT");
   } catch (const c10::Error& error) {
     return Status(Code::kInternal, error.what_without_backtrace()).WithReason("INTERNAL");
   } catch (const std::bad_alloc&) {
@@ -179,7 +191,7 @@ Status StepRunner::GatherRows(const Node& node, int64_t step) {
     read = std::move(evaluation_batches_[evaluation_next_++]);
   } else {
     read = options_.train->Read(step, node.micro_batch);
-    AddToRowSet(node, step, read.tokens);
+    OOM_RETURN_IF_ERROR(AddToRowSet(node, step, read.tokens));
   }
   const at::Tensor tokens = read.tokens;  // The host's.
   const size_t slot = batches_read_++ % batches_.size();
@@ -195,15 +207,15 @@ Status StepRunner::GatherRows(const Node& node, int64_t step) {
 }
 
 // Before the forward: rows that no rank's batch holds are updated as soon as the losses are known.
-void StepRunner::AddToRowSet(const Node& node, int64_t step, const at::Tensor& tokens) {
+Status StepRunner::AddToRowSet(const Node& node, int64_t step, const at::Tensor& tokens) {
   if (node.micro_batch == 0) row_set_.clear();
   const auto* values = tokens.const_data_ptr<int32_t>();
   row_set_.insert(row_set_.end(), values, values + tokens.numel());
-  if (!last_micro_batch(node)) return;
+  if (!last_micro_batch(node)) return Status::Ok();
   std::sort(row_set_.begin(), row_set_.end());
   row_set_.erase(std::unique(row_set_.begin(), row_set_.end()), row_set_.end());
   row_set_size_[static_cast<size_t>(step % 2)] = static_cast<int64_t>(row_set_.size());
-  options_.data_plane->PublishRowSet(step, row_set_);
+  return options_.data_plane->PublishRowSet(step, row_set_);
 }
 
 Status StepRunner::StoreBoundary(const Node& node) {

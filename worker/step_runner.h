@@ -49,7 +49,7 @@ class StepRunner : public NodeRunner {
  private:
   Status RunCompute(const Node& node, int64_t step);
   Status GatherRows(const Node& node, int64_t step);
-  void AddToRowSet(const Node& node, int64_t step, const at::Tensor& tokens);
+  Status AddToRowSet(const Node& node, int64_t step, const at::Tensor& tokens);
   Status ForwardMixer(const Node& node, int64_t step);
   Status ForwardMixture(const Node& node, int64_t step);
   Status Head(const Node& node, int64_t step);

@@ -268,6 +268,7 @@ Status Worker::Run(const std::function<void(const Status&)>& on_failure) {
   Impl& impl = *impl_;
   ControlPage& page = *impl.page;
   const int threads = impl.plan().worker_threads();
+  impl.device->OnFault(on_failure);
   impl.executor = std::make_unique<Executor>(
       Executor::Options{
           .rank = impl.rank(),

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "runtime/base/status.h"
@@ -39,6 +40,9 @@ class WorkerDevice {
                            const PoolMap& pools, int64_t chunk,
                            const std::function<void()>& on_progress) = 0;
 
+  // `listener` is called at most once, on any thread: the device has failed, though no call that
+  // returns a Status said so. Its streams run dry. Before the first MakeStream.
+  virtual void OnFault(std::function<void(const Status&)> listener) = 0;
   virtual std::unique_ptr<Stream> MakeStream(Resource resource, int worker_threads) = 0;
   virtual std::unique_ptr<DataPlane> MakeDataPlane(const DataPlane::Options& options) = 0;
   // Whether the times of a node are wanted though nobody traces it.
@@ -59,9 +63,11 @@ std::unique_ptr<WorkerDevice> MakeCpuDevice();
 struct CudaDeviceOptions {
   int index = 0;                    // Of the visible GPUs.
   int64_t memory_budget_bytes = 0;  // 0: all.
+  int64_t planned_bytes = 0;        // Of the plan, the CUDA context with it.
   bool deterministic = false;       // Repeatable operators only.
 };
-// Fails with kFailedPrecondition (reason NOT_ENOUGH_DEVICES).
+// Fails with kFailedPrecondition (reason NOT_ENOUGH_DEVICES), or kResourceExhausted
+// (OUT_OF_GPU_MEMORY) if others hold what the plan needs.
 Result<std::unique_ptr<WorkerDevice>> MakeCudaDevice(const CudaDeviceOptions& options);
 
 }  // namespace oom

@@ -12,8 +12,11 @@
 
 namespace oom {
 
-// OK for cudaSuccess. kResourceExhausted with reason OUT_OF_GPU_MEMORY, kFailedPrecondition with reason
-// NOT_ENOUGH_DEVICES (no driver, no device, device in use), else kInternal with reason GPU_FAULT.
+// OK for cudaSuccess. Else `what`, CUDA's words, name and number, and what to do about it.
+// kResourceExhausted, OUT_OF_GPU_MEMORY: the device has no room.
+// kFailedPrecondition, NOT_ENOUGH_DEVICES: no driver, one too old, no device, or others have it.
+// kInternal, INTERNAL: a wrong call.
+// kInternal, GPU_FAULT: everything else; the device, its driver or its links have failed.
 Status CudaStatus(cudaError_t error, const std::string& what);
 
 }  // namespace oom
@@ -25,8 +28,7 @@ Status CudaStatus(cudaError_t error, const std::string& what);
     }                                                                     \
   } while (false)
 
-// Of calls that fail only by a bug or after the device has failed (the error is sticky then, and is reported by the
-// next call that can).
+// Of calls before the first step that fail only by a bug.
 #define OOM_CUDA_CHECK(call)                                                          \
   do {                                                                                \
     const cudaError_t oom_cuda_error = (call);                                        \

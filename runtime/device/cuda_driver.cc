@@ -23,7 +23,8 @@ cudaError_t StreamWriteValue(cudaStream_t stream, const void* word, uint64_t val
   if (write == nullptr) return cudaErrorInsufficientDriver;
   const CUresult result = write(stream, reinterpret_cast<CUdeviceptr>(word), value,
                                 CU_STREAM_WRITE_VALUE_DEFAULT);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorUnknown;
+  // The runtime numbers its errors as the driver does.
+  return static_cast<cudaError_t>(result);
 }
 
 }  // namespace oom

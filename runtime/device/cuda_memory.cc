@@ -1,6 +1,9 @@
 #include "runtime/device/cuda_memory.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <string>
 
 #include "runtime/base/units.h"
 #include "runtime/device/cuda_check.h"
@@ -12,7 +15,32 @@ namespace {
 constexpr auto kPieceBytes = static_cast<size_t>(kRegisteredPieceBytes);
 constexpr size_t kPageBytes = 4096;
 
+// RLIMIT_MEMLOCK; -1: unlimited.
+int64_t LockedMemoryLimitBytes() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
+  return static_cast<int64_t>(limit.rlim_cur);
+}
+
 }  // namespace
+
+Status RegistrationStatus(cudaError_t error, int64_t bytes, int64_t locked_limit_bytes) {
+  const std::string what = "cannot lock " + FormatBytes(bytes) + " of host memory for the GPU";
+  if (error != cudaErrorMemoryAllocation && error != cudaErrorNotSupported &&
+      error != cudaErrorOperatingSystem) {
+    return CudaStatus(error, what);
+  }
+  // Not sticky: the next call must not see it.
+  static_cast<void>(cudaGetLastError());
+  const std::string limit = locked_limit_bytes < 0 ? "unlimited" : FormatBytes(locked_limit_bytes);
+  return Status(Code::kResourceExhausted,
+                what + " (" + cudaGetErrorName(error) + ", " + std::to_string(error) +
+                    "): the limit of locked memory is " + limit +
+                    " (ulimit -l; LimitMEMLOCK=infinity for a service, --ulimit memlock=-1 for a "
+                    "container); the memory limit of the container or cgroup counts too "
+                    "(memory.max); or lower budgets.host_memory")
+      .WithReason("OUT_OF_HOST_MEMORY");
+}
 
 Result<RegisteredMemory> RegisteredMemory::Register(std::span<std::byte> memory) {
   RegisteredMemory registered;
@@ -22,17 +50,9 @@ Result<RegisteredMemory> RegisteredMemory::Register(std::span<std::byte> memory)
     void* piece = memory.data() + offset;
     const cudaError_t error =
         cudaHostRegister(piece, whole, cudaHostRegisterPortable | cudaHostRegisterMapped);
-    if (error == cudaErrorMemoryAllocation || error == cudaErrorNotSupported ||
-        error == cudaErrorOperatingSystem) {
-      static_cast<void>(cudaGetLastError());
-      return Status(Code::kResourceExhausted,
-                    "the driver cannot lock " + FormatBytes(static_cast<int64_t>(whole)) +
-                        " of host memory (" + cudaGetErrorName(error) +
-                        "); look at the limit of locked memory (ulimit -l, LimitMEMLOCK) and at the "
-                        "container's memory limit")
-          .WithReason("OUT_OF_HOST_MEMORY");
+    if (error != cudaSuccess) {
+      return RegistrationStatus(error, static_cast<int64_t>(whole), LockedMemoryLimitBytes());
     }
-    OOM_RETURN_IF_CUDA_ERROR(error, "cannot register host memory");
     registered.pieces_.push_back(piece);
   }
   return registered;

@@ -12,7 +12,9 @@ thread_local cudaStream_t current_stream = nullptr;
 
 class CudaEvent : public DeviceEvent {
  public:
-  CudaEvent() { OOM_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  explicit CudaEvent(CudaFaults* faults) {
+    faults->Note(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "an event");
+  }
   ~CudaEvent() override { static_cast<void>(cudaEventDestroy(event_)); }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
@@ -24,9 +26,9 @@ class CudaEvent : public DeviceEvent {
 
 class CudaStream : public Stream {
  public:
-  CudaStream(const std::string& name, int priority, CudaTimeline* timeline,
+  CudaStream(const std::string& name, int priority, CudaTimeline* timeline, CudaFaults* faults,
              std::function<void()> start)
-      : timeline_(timeline) {
+      : timeline_(timeline), faults_(faults) {
     int device = 0;
     OOM_CUDA_CHECK(cudaGetDevice(&device));
     OOM_CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority));
@@ -63,8 +65,9 @@ class CudaStream : public Stream {
   void Record(Event* event, uint64_t ticket) override {
     thread_->Launch(
         [this, event, ticket] {
-          if (!event->device) event->device = std::make_unique<CudaEvent>();
-          OOM_CUDA_CHECK(cudaEventRecord(static_cast<CudaEvent&>(*event->device).get(), stream_));
+          if (!event->device) event->device = std::make_unique<CudaEvent>(faults_);
+          faults_->Note(cudaEventRecord(static_cast<CudaEvent&>(*event->device).get(), stream_),
+                        "a stream's event");
           event->Raise(ticket);
         },
         nullptr);
@@ -76,8 +79,9 @@ class CudaStream : public Stream {
           // Reached from the start, by nobody.
           if (ticket == 0) return;
           static_cast<void>(event->Await(ticket));
-          OOM_CUDA_CHECK(cudaStreamWaitEvent(
-              stream_, static_cast<const CudaEvent&>(*event->device).get(), 0));
+          faults_->Note(
+              cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(*event->device).get(), 0),
+              "a stream's wait for another");
         },
         nullptr);
   }
@@ -96,6 +100,7 @@ class CudaStream : public Stream {
   }
 
   CudaTimeline* const timeline_;
+  CudaFaults* const faults_;
   cudaStream_t stream_ = nullptr;
   double last_end_ = 0.0;
   std::atomic<int64_t> waited_nanoseconds_{0};
@@ -107,8 +112,9 @@ class CudaStream : public Stream {
 cudaStream_t CurrentCudaStream() { return current_stream; }
 
 std::unique_ptr<Stream> MakeCudaStream(const std::string& name, int priority,
-                                       CudaTimeline* timeline, std::function<void()> start) {
-  return std::make_unique<CudaStream>(name, priority, timeline, std::move(start));
+                                       CudaTimeline* timeline, CudaFaults* faults,
+                                       std::function<void()> start) {
+  return std::make_unique<CudaStream>(name, priority, timeline, faults, std::move(start));
 }
 
 }  // namespace oom

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "runtime/device/cuda_faults.h"
 #include "runtime/device/cuda_timeline.h"
 #include "runtime/device/stream.h"
 
@@ -19,9 +20,10 @@ namespace oom {
 // The CUDA stream of the calling thread, a thread of MakeCudaStream; elsewhere the default stream.
 cudaStream_t CurrentCudaStream();
 
-// Of the current device. `start` is called on the thread, once CurrentCudaStream is set. `timeline` must outlive it.
-// Lower `priority` numbers go first (cudaStreamCreateWithPriority).
+// Of the current device. `start` is called on the thread, once CurrentCudaStream is set. `timeline`
+// and `faults` must outlive it. Lower `priority` numbers go first (cudaStreamCreateWithPriority).
 std::unique_ptr<Stream> MakeCudaStream(const std::string& name, int priority,
-                                       CudaTimeline* timeline, std::function<void()> start);
+                                       CudaTimeline* timeline, CudaFaults* faults,
+                                       std::function<void()> start);
 
 }  // namespace oom

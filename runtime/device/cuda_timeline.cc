@@ -9,7 +9,7 @@
 
 namespace oom {
 
-CudaTimeline::CudaTimeline() {
+CudaTimeline::CudaTimeline(CudaFaults* faults) : faults_(faults) {
   int device = 0;
   OOM_CUDA_CHECK(cudaGetDevice(&device));
   thread_ = std::thread([this, device] { Run(device); });
@@ -37,8 +37,10 @@ cudaEvent_t CudaTimeline::Mark(cudaStream_t stream) {
     }
   }
   // The waiting thread sleeps: it must not take a core from the optimizer.
-  if (event == nullptr) OOM_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventBlockingSync));
-  OOM_CUDA_CHECK(cudaEventRecord(event, stream));
+  if (event == nullptr) {
+    faults_->Note(cudaEventCreateWithFlags(&event, cudaEventBlockingSync), "a mark");
+  }
+  faults_->Note(cudaEventRecord(event, stream), "a mark of a stream");
   return event;
 }
 
@@ -55,7 +57,7 @@ void CudaTimeline::Flush() {
 
 double CudaTimeline::Seconds(cudaEvent_t mark) const {
   float milliseconds = 0.0f;
-  OOM_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, base_, mark));
+  faults_->Note(cudaEventElapsedTime(&milliseconds, base_, mark), "the time between two marks");
   return base_seconds_ + static_cast<double>(milliseconds) * 1e-3;
 }
 
@@ -72,8 +74,10 @@ void CudaTimeline::Run(int device) {
       spans_.pop_front();
       is_calling_back_ = true;
     }
-    // A device that has failed completes nothing: whoever waits learns it from its own next call.
-    const bool complete = cudaEventSynchronize(span.end) == cudaSuccess;
+    // A device that has failed completes nothing.
+    const cudaError_t error = cudaEventSynchronize(span.end);
+    faults_->Note(error, "work on the GPU");
+    const bool complete = error == cudaSuccess;
     const double now = MonotonicSeconds();
     double start = now, end = now;
     if (complete && base_ != nullptr) {

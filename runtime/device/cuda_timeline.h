@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/base/mutex.h"
+#include "runtime/device/cuda_faults.h"
 
 namespace oom {
 
@@ -20,8 +21,8 @@ class CudaTimeline {
   // Seconds of steady_clock.
   using Done = std::function<void(double start_seconds, double end_seconds)>;
 
-  // Of the current device.
-  CudaTimeline();
+  // Of the current device. `faults` must outlive it.
+  explicit CudaTimeline(CudaFaults* faults);
   // Calls back everything that was handed over.
   ~CudaTimeline();
   CudaTimeline(const CudaTimeline&) = delete;
@@ -29,7 +30,8 @@ class CudaTimeline {
 
   // The device's time when it comes to this point of the stream.
   cudaEvent_t Mark(cudaStream_t stream) OOM_EXCLUDES(mutex_);
-  // Calls `done` once the work between the two marks is complete. Takes the marks.
+  // Calls `done` once the work between the two marks is complete, or the device has failed. Takes
+  // the marks.
   void HandOver(cudaEvent_t start, cudaEvent_t end, Done done) OOM_EXCLUDES(mutex_);
   // Returns when everything that was handed over so far was called back. Not from a callback.
   void Flush() OOM_EXCLUDES(mutex_);
@@ -44,6 +46,7 @@ class CudaTimeline {
   void Run(int device);
   double Seconds(cudaEvent_t mark) const;
 
+  CudaFaults* const faults_;
   // Of the thread: a mark whose host time is known.
   cudaEvent_t base_ = nullptr;
   double base_seconds_ = 0.0;

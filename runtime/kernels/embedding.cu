@@ -268,9 +268,11 @@ void GroupTokens(const int32_t* token_T, int64_t token_count, int64_t vocabulary
                  const TokenGroups& groups, void* scratch, cudaStream_t stream) {
   OOM_CHECK(token_count >= 0 && token_count < INT32_MAX);
   OOM_CHECK(vocabulary_size > 0 && vocabulary_size <= INT32_MAX);
-  OOM_CHECK(cudaMemsetAsync(groups.frequent_count, 0, sizeof(int32_t), stream) == cudaSuccess);
+  // CheckLaunch sees its result too.
+  static_cast<void>(cudaMemsetAsync(groups.frequent_count, 0, sizeof(int32_t), stream));
   if (token_count == 0) {
-    OOM_CHECK(cudaMemsetAsync(groups.count, 0, sizeof(int32_t), stream) == cudaSuccess);
+    static_cast<void>(cudaMemsetAsync(groups.count, 0, sizeof(int32_t), stream));
+    CheckLaunch("GroupTokens");
     return;
   }
   const int count = static_cast<int>(token_count);

@@ -216,8 +216,9 @@ void GroupRowsByExpert(const ExpertGroupShape& shape, const int32_t* expert_TK,
   const int experts = shape.expert_count;
   const int64_t pairs = PairCount(shape);
   if (pairs == 0) {
-    OOM_CHECK(cudaMemsetAsync(groups.first_row_E1, 0, (experts + 1) * sizeof(int32_t), stream) ==
-              cudaSuccess);
+    static_cast<void>(
+        cudaMemsetAsync(groups.first_row_E1, 0, (experts + 1) * sizeof(int32_t), stream));
+    CheckLaunch("GroupRowsByExpert");
     return;
   }
   const int64_t tiles = TileCount(shape);

@@ -125,19 +125,22 @@ Status Daemon::Impl::Start() {
   OOM_RETURN_IF_ERROR(store->Compact(clock.UnixSeconds()));
 
   const int cpus = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const std::vector<Gpu> gpus = FindGpus();
+  const GpuInventory inventory = FindGpus();
+  const std::vector<Gpu>& gpus = inventory.gpus;
+  if (inventory.has_driver && !inventory.problem.empty()) spdlog::warn("{}", inventory.problem);
   const int cpu_devices = config.cpu_devices > 0 ? config.cpu_devices : std::max(4, cpus);
-  Controller::Options core{.node = {.capacity_bytes = capacity.bytes_by_node,
-                                    .device_counts = {{v1::DEVICE_KIND_CPU, cpu_devices},
-                                                      {v1::DEVICE_KIND_CUDA,
-                                                       static_cast<int>(gpus.size())}}},
-                           .job_directory_root = config.state_dir + "/jobs",
-                           .worker_path = config.worker_path,
-                           .ephemeral = config.ephemeral,
-                           .backoff_initial_seconds = config.backoff_initial_seconds,
-                           .backoff_max_seconds = config.backoff_max_seconds,
-                           .stop_slack_seconds = config.stop_slack_seconds,
-                           .max_queued_jobs = config.max_queued_jobs};
+  Controller::Options core{
+      .node = {.capacity_bytes = capacity.bytes_by_node,
+               .device_counts = {{v1::DEVICE_KIND_CPU, cpu_devices},
+                                 {v1::DEVICE_KIND_CUDA, static_cast<int>(gpus.size())}},
+               .gpu_problem = inventory.problem},
+      .job_directory_root = config.state_dir + "/jobs",
+      .worker_path = config.worker_path,
+      .ephemeral = config.ephemeral,
+      .backoff_initial_seconds = config.backoff_initial_seconds,
+      .backoff_max_seconds = config.backoff_max_seconds,
+      .stop_slack_seconds = config.stop_slack_seconds,
+      .max_queued_jobs = config.max_queued_jobs};
   OOM_CHECK(getrandom(&core.seed, sizeof(core.seed), 0) == sizeof(core.seed));
   launcher = std::make_unique<ProcessLauncher>(
       ProcessLauncher::Options{.job_directory_root = core.job_directory_root,
@@ -170,6 +173,8 @@ Status Daemon::Impl::Start() {
   }
   services.gpus = gpus;
   services.allow_hugetlb = config.hugepages;
+  // Where there is no driver, nobody expects GPUs.
+  if (inventory.has_driver) services.gpu_problem = inventory.problem;
   services.store_id = controller->store_id();
   services.node_name = HostName();
   services.version = options.version;

@@ -14,10 +14,19 @@ struct Gpu {
   std::string name;        // "NVIDIA H200"
   std::string uuid;
   int64_t memory_bytes = 0;
+  int64_t free_bytes = 0;  // When it was asked.
   int numa_node = 0;
 };
 
-// Empty without a driver or GPUs. CUDA_VISIBLE_DEVICES (numbers or UUIDs) selects and orders, as it does for CUDA.
-std::vector<Gpu> FindGpus();
+struct GpuInventory {
+  std::vector<Gpu> gpus;
+  // Empty, or why there are none or fewer than the machine has, and what to do about it.
+  std::string problem;
+  bool has_driver = false;
+};
+
+// CUDA_VISIBLE_DEVICES (numbers or UUIDs) selects and orders, as it does for CUDA. May wait for the
+// driver: while a process locks memory for a GPU, for many seconds.
+GpuInventory FindGpus();
 
 }  // namespace oom

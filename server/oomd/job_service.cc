@@ -1,6 +1,7 @@
 #include <boost/asio/post.hpp>
 
 #include "oom/v1/job.grpc.pb.h"
+#include "server/oomd/gpu_limits.h"
 #include "server/oomd/job_streams.h"
 #include "server/oomd/request_check.h"
 #include "server/oomd/services.h"
@@ -164,7 +165,8 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
  private:
   void PlanAndCreate(const UnaryCall& call, const v1::CreateJobRequest* request, uint64_t hash,
                      v1::Job* response) {
-    Result<PlannedJob> planned = services_.plan(request->job().spec(), services_.limits);
+    Result<PlannedJob> planned =
+        services_.plan(request->job().spec(), LimitsNow(services_, request->job().spec()));
     if (!planned.ok()) return call.Finish(planned.status());
     Controller::NewJob job{.job_id = request->job_id(),
                            .owner = call.caller(),

@@ -62,7 +62,12 @@ NodeResources::NodeResources(const Options& options)
 
 std::string NodeResources::NeverFits(const ResourceNeed& need) const {
   const NodeResources empty(options_);
-  return empty.Blocker(need);
+  std::string blocker = empty.Blocker(need);
+  const bool lacks_gpus =
+      need.device_kind == v1::DEVICE_KIND_CUDA &&
+      need.device_count > static_cast<int>(empty.devices(need.device_kind).size());
+  if (lacks_gpus && !options_.gpu_problem.empty()) blocker += "; " + options_.gpu_problem;
+  return blocker;
 }
 
 std::string NodeResources::Blocker(const ResourceNeed& need) const {

@@ -29,6 +29,8 @@ class NodeResources {
   struct Options {
     std::vector<int64_t> capacity_bytes;  // By NUMA node.
     std::map<v1::DeviceKind, int> device_counts;
+    // Empty, or why there are no more GPUs.
+    std::string gpu_problem;
   };
   explicit NodeResources(const Options& options);
 

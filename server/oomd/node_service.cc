@@ -81,6 +81,7 @@ class NodeServiceImpl final : public v1::NodeService::CallbackService {
       }
     }
     node->set_hugepage_hint(pages.hint);
+    node->set_gpu_problem(services_.gpu_problem);
   }
 
   ServiceContext& services_;

@@ -47,6 +47,7 @@ struct ServiceContext {
   PlanFunction plan;
   NodeLimits limits;
   std::vector<Gpu> gpus;
+  std::string gpu_problem;  // Empty, or why there are no more.
   bool allow_hugetlb = true;
   std::string store_id;
   std::string node_name;

@@ -285,6 +285,7 @@ TEST_F(CommandTest, NodeHealthAndVersion) {
   EXPECT_NE(Run({"node"}).data.find("4KiB"), std::string::npos);
   EXPECT_NE(Run({"node"}).messages.find("hugepages: sudo sysctl -w vm.nr_hugepages=2048"),
             std::string::npos);
+  EXPECT_NE(Run({"node"}).messages.find("GPUs: GPU 1 does not answer"), std::string::npos);
   EXPECT_NE(Run({"node", "-o", "yaml"}).data.find("pool_capacity: 8GiB"), std::string::npos);
   EXPECT_EQ(Run({"health"}).data, "SERVING\n");
   EXPECT_EQ(Run({"health", "--ready"}).exit_code, 0);

@@ -229,6 +229,7 @@ class FakeOomd::Nodes : public v1::NodeService::Service {
     numa->set_pool_capacity_bytes(int64_t{8} << 30);
     numa->set_page_kind("4KiB");
     node->set_hugepage_hint("sudo sysctl -w vm.nr_hugepages=2048");
+    node->set_gpu_problem("GPU 1 does not answer");
     v1::Device* device = node->add_devices();
     device->set_kind("cpu");
     device->set_name("cpu 0");

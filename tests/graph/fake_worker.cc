@@ -147,7 +147,8 @@ Status FakeWorker::GatherRows(const Node& node, int64_t step) {
   if (node.micro_batch == 0) row_set_.clear();
   row_set_.insert(batch.tokens.begin(), batch.tokens.end());
   if (node.micro_batch + 1 == accumulation) {
-    plane_.PublishRowSet(step, std::vector<int32_t>(row_set_.begin(), row_set_.end()));
+    OOM_RETURN_IF_ERROR(
+        plane_.PublishRowSet(step, std::vector<int32_t>(row_set_.begin(), row_set_.end())));
   }
   batch.rows.clear();
   std::vector<std::byte> row(static_cast<size_t>(width * layout.weight_bytes()));
