@@ -17,10 +17,13 @@ constexpr std::chrono::milliseconds kWatchSlice{100};
 Status Aborted() { return Status(Code::kAborted, "the attempt was aborted"); }
 
 Status Failed(const char* what, ncclResult_t result, ncclComm_t communicator) {
-  std::string message = std::string(what) + ": " + ncclGetErrorString(result);
+  std::string message = std::string(what) + ": " + ncclGetErrorString(result) + " (NCCL error " +
+                        std::to_string(result) + ")";
   const char* detail = ncclGetLastError(communicator);
   if (detail != nullptr && *detail != '\0') message += ": " + std::string(detail);
-  return Status(Code::kInternal, message + " (NCCL_DEBUG=INFO says more)")
+  return Status(Code::kInternal,
+                message + "; oomd started with NCCL_DEBUG=INFO has more in the ranks' logs, and "
+                          "sudo dmesg | grep -i xid what failed under it")
       .WithReason("COLLECTIVE_FAILED");
 }
 

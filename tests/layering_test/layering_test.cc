@@ -305,5 +305,23 @@ TEST(Layering, PlantedViolationsAreFound) {
   EXPECT_EQ(Violations(circle).size(), 1u);
 }
 
+// Scripts branch on reasons: each one that the sources name is in the document that users read.
+TEST(Reasons, EachIsExplainedInTheDocument) {
+  std::ifstream file(fs::path(OOM_SOURCE_DIR) / "docs/ERRORS.md");
+  const std::string document(std::istreambuf_iterator<char>(file), {});
+  const std::regex pattern("WithReason\\(\"([A-Z_]+)\"\\)");
+  std::set<std::string> reasons;
+  for (const auto& [path, text] : ReadSources()) {
+    if (IsTestOrBench(path)) continue;
+    for (std::sregex_iterator it(text.begin(), text.end(), pattern), end; it != end; ++it) {
+      reasons.insert((*it)[1]);
+    }
+  }
+  EXPECT_GT(reasons.size(), 30u);
+  for (const std::string& reason : reasons) {
+    EXPECT_NE(document.find("`" + reason + "`"), std::string::npos) << reason;
+  }
+}
+
 }  // namespace
 }  // namespace oom
