@@ -173,7 +173,7 @@ MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,
     on_device(rank, "operators and kept activations", operators);
     if (!plan.cuda_devices()) continue;
     on_device(rank, "data plane", GpuScratchOf(layout, rank).sum());
-    on_device(rank, "context and libraries", kGpuContextBytes);
+    on_device(rank, "context and libraries", kGpuContextBytes + kGpuLibraryGrowthBytes);
     if (layout.exchanges()) on_device(rank, "communicator", kCommunicatorBytes);
   }
   host(0, "snapshot staging", plan.snapshot_staging_bytes());

@@ -14,8 +14,9 @@
 
 namespace oom {
 
-// What a process's CUDA context and libraries hold of a GPU's memory.
-inline constexpr int64_t kGpuContextBytes = int64_t{640} << 20;
+// What a process's CUDA context holds of a GPU's memory, and what libraries add when their kernels are first used.
+inline constexpr int64_t kGpuContextBytes = int64_t{960} << 20;
+inline constexpr int64_t kGpuLibraryGrowthBytes = int64_t{256} << 20;
 
 struct MemoryAccount {
   std::vector<v1::MemoryEstimate> items;

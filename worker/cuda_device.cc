@@ -1,11 +1,13 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -27,6 +29,7 @@ namespace oom {
 namespace {
 
 constexpr size_t kBatchSlots = 4;
+constexpr int kGrowthLooks = 8;
 // Of a whole GPU, which a plan may count on, the driver keeps less than this for itself.
 constexpr int64_t kDriverReserveBytes = 1_GiB;
 
@@ -105,10 +108,12 @@ class UploadedTensor {
 
 class CudaDevice : public WorkerDevice {
  public:
-  // `context_bytes`: taken of the device before anything was allocated. A budget of 0: no limit.
-  CudaDevice(int index, int64_t context_bytes, int64_t memory_budget_bytes)
+  // `context_bytes`: taken of the device before anything was allocated, which left `free_bytes`. A budget of 0: no
+  // limit.
+  CudaDevice(int index, int64_t context_bytes, int64_t free_bytes, int64_t memory_budget_bytes)
       : index_(index),
         context_bytes_(context_bytes),
+        free_bytes_(free_bytes),
         memory_budget_bytes_(memory_budget_bytes),
         timeline_(std::make_unique<CudaTimeline>(&faults_)) {}
 
@@ -227,7 +232,8 @@ class CudaDevice : public WorkerDevice {
   int64_t bytes_peak() const override {
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(
         static_cast<c10::DeviceIndex>(index_));
-    return context_bytes_ + allocator_.bytes() + stats.reserved_bytes[0].peak;
+    return context_bytes_ + LibraryGrowth(stats.reserved_bytes[0].current) + allocator_.bytes() +
+           stats.reserved_bytes[0].peak;
   }
 
  private:
@@ -241,13 +247,28 @@ class CudaDevice : public WorkerDevice {
     return Status::Ok();
   }
 
-  // What the plan names is taken; operators may take the rest of the budget.
+  // What the context has grown by: kernels are loaded at their first use, so after a few looks it stays.
+  int64_t LibraryGrowth(int64_t reserved_bytes) const {
+    size_t free_bytes = 0, total_bytes = 0;
+    if (growth_looks_ < kGrowthLooks && cudaSetDevice(index_) == cudaSuccess &&
+        cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
+      ++growth_looks_;
+      const int64_t growth = free_bytes_ - static_cast<int64_t>(free_bytes) - allocator_.bytes() -
+                             reserved_bytes;
+      // More is another process's.
+      if (growth <= 2 * kGpuLibraryGrowthBytes) growth_bytes_ = std::max(growth_bytes_, growth);
+    }
+    return growth_bytes_;
+  }
+
+  // What the plan names is taken; operators may take the rest of the budget, but for what libraries still load.
   void CapOperators() {
     if (memory_budget_bytes_ == 0) return;
     size_t free_bytes = 0, total_bytes = 0;
     OOM_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     const double fraction =
-        static_cast<double>(memory_budget_bytes_ - context_bytes_ - allocator_.bytes()) /
+        static_cast<double>(memory_budget_bytes_ - context_bytes_ - kGpuLibraryGrowthBytes -
+                            allocator_.bytes()) /
         static_cast<double>(total_bytes);
     c10::cuda::CUDACachingAllocator::setMemoryFraction(std::clamp(fraction, 0.0, 1.0),
                                                        static_cast<c10::DeviceIndex>(index_));
@@ -263,6 +284,9 @@ class CudaDevice : public WorkerDevice {
 
   const int index_;
   const int64_t context_bytes_;
+  const int64_t free_bytes_;
+  mutable int growth_looks_ = 0;
+  mutable int64_t growth_bytes_ = 0;
   const int64_t memory_budget_bytes_;
   CudaAllocator allocator_;
   std::vector<RegisteredMemory> registered_;
@@ -320,9 +344,15 @@ Result<std::unique_ptr<WorkerDevice>> MakeCudaDevice(const CudaDeviceOptions& op
   at::globalContext().setDeterministicAlgorithms(options.deterministic, /*warn_only=*/false);
   // Nobody reads what was not written: no operator fills what it is about to write.
   at::globalContext().setDeterministicFillUninitializedMemory(false);
+  // Blocks of a size that comes and goes leave no holes. What the user has set stays.
+  if (std::getenv("PYTORCH_CUDA_ALLOC_CONF") == nullptr &&
+      std::getenv("PYTORCH_ALLOC_CONF") == nullptr) {
+    c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+  }
   c10::cuda::CUDACachingAllocator::init(count);
   return std::unique_ptr<WorkerDevice>(
-      std::make_unique<CudaDevice>(index, context_bytes, options.memory_budget_bytes));
+      std::make_unique<CudaDevice>(index, context_bytes, static_cast<int64_t>(free_bytes),
+                                   options.memory_budget_bytes));
 }
 
 }  // namespace oom
