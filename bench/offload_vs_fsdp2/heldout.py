@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains one checkpoint on real text in FSDP2 and in OOM, and lays their held-out losses side by side.
 
-    bench/offload_vs_fsdp2/heldout.py --oom FOLDER [--steps 200]
+    bench/offload_vs_fsdp2/heldout.py --oom FOLDER [--steps 200] [--seeds 1,2,3]
 
 The text is the Python sources of the installed torch, every twentieth file held out, packed with tools/pack.py (as plain
 bytes where its needs are missing). Both systems start from the same safetensors, see the same sequences in the same
@@ -32,7 +32,6 @@ from processes import Failed, Gpus, Program, say  # noqa: E402
 
 TOOLS = HERE.parents[1] / "tools"
 BAR = 0.0011
-SEED = 1
 BYTE_END = 256
 WARMUP_STEPS, MINIMUM_RATIO, WEIGHT_DECAY = 20, 0.1, 0.1
 
@@ -101,7 +100,7 @@ def make_text(work, length, train_sequences, held_out_sequences, vocabulary):
     return vocabulary
 
 
-def write_checkpoint(folder, vocabulary, scale):
+def write_checkpoint(folder, vocabulary, scale, seed):
     """A Hugging Face folder with random weights in float32. `scale` divides the widths, for tests."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -111,7 +110,7 @@ def write_checkpoint(folder, vocabulary, scale):
         "moe_intermediate_size": 256 // scale, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64 // scale,
         "num_experts": 32, "num_experts_per_tok": 4, "max_position_embeddings": 4096}
     geometry.write_config(folder, config)
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     model.save_pretrained(folder)
     return geometry.parameter_count(config)
@@ -163,6 +162,7 @@ def train_oom(options):
     import oom
 
     output = options.work / "oom-output"
+    shutil.rmtree(output, ignore_errors=True)  # Of the seed before.
     settings = {
         "model": {"path": str(options.work / "model")}, "sequence_length": options.length, "global_batch": options.batch,
         "data": {"train": str(options.work / "train"), "evaluation": str(options.work / "held-out"), "shuffle": False},
@@ -209,26 +209,47 @@ def run_role(options, work, role, gpus):
     return {"losses": result["losses"], "held_out_losses": result["held_out_losses"], "seconds": time.monotonic() - start}
 
 
-def compare(results):
-    """Relative differences of OOM's held-out losses to FSDP2's, by step."""
-    ours, theirs = results["oom"]["held_out_losses"], results["fsdp2"]["held_out_losses"]
+def difference(ours, theirs):
+    """Relative differences of held-out losses by step."""
+    ours, theirs = ours["held_out_losses"], theirs["held_out_losses"]
     return {step: (ours[step] - theirs[step]) / theirs[step] for step in theirs if step in ours}
+
+
+def last(differences):
+    return list(differences.values())[-1]
+
+
+def compare(run):
+    """Training of many steps forgets its last bits: two runs of one program, and two programs, drift apart alike. So what
+    the peer differs from itself by stands beside what OOM differs from it by."""
+    run["difference"] = difference(run["oom"], run["fsdp2"])
+    run["peer_difference"] = difference(run["fsdp2_again"], run["fsdp2"])
+
+
+def summarize(results):
+    ends = [last(run["difference"]) for run in results["runs"]]
+    results["mean_difference"] = sum(ends) / len(ends)
+    results["within_bar"] = abs(results["mean_difference"]) <= BAR
 
 
 def markdown(results):
     settings = results["settings"]
     lines = ["# Held-out loss on real text", "",
-             f"{results['parameters'] / 1e6:.1f} million parameters from one checkpoint, vocabulary {results['vocabulary']:,}, "
-             f"batch {settings['batch']} of {settings['length']} tokens, {settings['steps']} steps, clipped at "
-             f"{settings['clip'] or 'nothing'}.", "", machine.sentence(results["machine"]) + ".", ""]
-    if not results.get("difference"):
-        return "\n".join([*lines, *(f"{system}: {error}" for system, error in results["errors"].items())]) + "\n"
-    lines += ["| step | FSDP2 | OOM | relative difference |", "| --- | --- | --- | --- |"]
-    for step, difference in results["difference"].items():
-        lines.append(f"| {step} | {results['fsdp2']['held_out_losses'][step]:.5f} | "
-                     f"{results['oom']['held_out_losses'][step]:.5f} | {difference:+.3%} |")
+             f"{results['parameters'] / 1e6:.1f} million parameters from one checkpoint a seed, vocabulary "
+             f"{results['vocabulary']:,}, batch {settings['batch']} of {settings['length']} tokens, {settings['steps']} steps, "
+             f"clipped at {settings['clip'] or 'nothing'}.", "", machine.sentence(results["machine"]) + ".", ""]
+    if results["errors"]:
+        return "\n".join([*lines, *(f"{name}: {error}" for name, error in results["errors"].items())]) + "\n"
+    lines += ["| seed | step | FSDP2 | FSDP2 again | OOM | again against FSDP2 | OOM against FSDP2 |",
+              "| --- | --- | --- | --- | --- | --- | --- |"]
+    for run in results["runs"]:
+        for step in run["difference"]:
+            losses = " | ".join(f"{run[name]['held_out_losses'][step]:.5f}" for name in ("fsdp2", "fsdp2_again", "oom"))
+            lines.append(f"| {run['seed']} | {step} | {losses} | {run['peer_difference'][step]:+.3%} | "
+                         f"{run['difference'][step]:+.3%} |")
     holds = "within" if results["within_bar"] else "beyond"
-    return "\n".join([*lines, "", f"The last one is {holds} {BAR:.2%}."]) + "\n"
+    return "\n".join([*lines, "", f"At the last step OOM differs by {results['mean_difference']:+.3%} in the mean: {holds} "
+                                  f"{BAR:.2%}."]) + "\n"
 
 
 def parse():
@@ -238,6 +259,8 @@ def parse():
     parser.add_argument("--every", type=int, help="steps between held-out losses; default a quarter of --steps")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2, 3],
+                        help="of the checkpoint's weights, one training each (1,2,3)")
     parser.add_argument("--held-out", type=int, default=64, help="held-out sequences")
     parser.add_argument("--learning-rate", type=float, default=6e-4)
     parser.add_argument("--clip", type=float, default=1.0)
@@ -270,19 +293,24 @@ def main():
     try:
         vocabulary = make_text(work, options.length, options.steps * options.batch, options.held_out, options.vocabulary)
         settings = {name: getattr(options, name) for name in (
-            "steps", "every", "batch", "length", "held_out", "learning_rate", "clip", "budget")}
-        results = {"schema": 1, "machine": machine.describe(1), "settings": settings, "vocabulary": vocabulary, "errors": {},
-                   "parameters": write_checkpoint(work / "model", vocabulary, options.scale)}
-        print(f"text and checkpoint are made, vocabulary {vocabulary:,}", flush=True)
-        for role in ("fsdp2", "oom"):
-            try:
-                results[role] = run_role(options, work, role, gpus)
-            except Failed as error:
-                results["errors"][role] = str(error)
-                print(f"{role}: FAILED: {error}", flush=True)
+            "steps", "every", "batch", "length", "held_out", "learning_rate", "clip", "budget", "seeds")}
+        results = {"schema": 2, "machine": machine.describe(1), "settings": settings, "vocabulary": vocabulary, "errors": {},
+                   "runs": []}
+        for seed in options.seeds:
+            results["parameters"] = write_checkpoint(work / "model", vocabulary, options.scale, seed)
+            print(f"seed {seed}: text and checkpoint are made, vocabulary {vocabulary:,}", flush=True)
+            run = {"seed": seed}
+            for name, role in (("fsdp2", "fsdp2"), ("fsdp2_again", "fsdp2"), ("oom", "oom")):
+                try:
+                    run[name] = run_role(options, work, role, gpus)
+                except Failed as error:
+                    results["errors"][f"seed {seed}, {name}"] = str(error)
+                    print(f"{name}: FAILED: {error}", flush=True)
+            results["runs"].append(run)
+            if not results["errors"]:
+                compare(run)
         if not results["errors"]:
-            results["difference"] = compare(results)
-            results["within_bar"] = abs(list(results["difference"].values())[-1]) <= BAR
+            summarize(results)
         options.output.mkdir(parents=True, exist_ok=True)
         (options.output / "held-out.json").write_text(json.dumps(results, indent=1) + "\n")
         (options.output / "held-out.md").write_text(markdown(results))
