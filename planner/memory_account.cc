@@ -5,6 +5,7 @@
 #include <string>
 
 #include "runtime/memory/gpu_scratch.h"
+#include "runtime/ops/gpu_limits.h"
 
 namespace oom {
 namespace {
@@ -69,10 +70,20 @@ TokenBytes MixerTokenBytes(const ModelDescription& model, bool gpu, int64_t act)
   TokenBytes bytes;
   bytes.row = model.hidden_size * act;
   bytes.mixer_saved = bytes.row + (2 * query + 2 * kv) * act + model.query_head_count * 4;
-  // On a GPU: gradients of attention's operands and result, its sums and the input's in FP32.
-  bytes.mixer_backward = gpu ? (4 * query + 2 * kv) * act + bytes.row + (query + model.hidden_size) * 4
-                             : (3 * query + 2 * kv) * 4 + 3 * bytes.row;
+  // On a GPU: attention's operands again, their gradients and its result's. Its workspace is beside them.
+  bytes.mixer_backward = gpu ? (3 * query + 3 * kv) * act : (3 * query + 2 * kv) * 4 + 3 * bytes.row;
   return bytes;
+}
+
+// Of attention's backward on a GPU. cuDNN sums the gradients of the query and of shared keys and values in FP32 and
+// works in parts, whose results are copied; FlashAttention takes packed documents at once: the query in FP32, its heads'
+// keys and values in BF16.
+int64_t AttentionWorkspaceBytes(const ModelDescription& model, int64_t tokens) {
+  const int64_t query = model.query_head_count * model.head_size;
+  const int64_t kv = model.kv_head_count * model.head_size;
+  const int64_t part = std::min(tokens, kCudnnBackwardTokens);
+  const int64_t results = part < tokens ? part * (query + 2 * kv) * 2 : 0;
+  return std::max(part * query * 12 + results, tokens * query * 8);
 }
 
 }  // namespace
@@ -113,10 +124,11 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
     if (layer_plan.boundary() == v1::BOUNDARY_HOME_DEVICE && !layer_plan.retain_mixer()) kept += row_bytes;
     if (layer_plan.retain_mixer()) kept += mixer_saved;
     if (layer_plan.retain_mixture()) kept += mixture_saved(kind, tokens);
-    const int64_t mixer_work = mixer_saved + tokens * token.mixer_backward;
+    const int64_t mixer_work = mixer_saved + tokens * token.mixer_backward +
+                               (gpu ? AttentionWorkspaceBytes(model, tokens) + row_bytes : 0);
     const int64_t mixture_work = mixture_saved(kind, tokens) + mixture_backward(kind, chunk);
     largest_layer = std::max(largest_layer, mixer_saved + mixture_work + 3 * row_bytes);
-    largest_layer = std::max(largest_layer, mixer_work + (gpu ? 2 * row_bytes : 0));
+    largest_layer = std::max(largest_layer, mixer_work);
   }
   const int64_t head_chunk = plan.partitions().head_chunk_tokens() > 0
                                  ? std::min(tokens, plan.partitions().head_chunk_tokens())

@@ -15,7 +15,7 @@
 namespace oom {
 
 // What a process's CUDA context holds of a GPU's memory, and what libraries add when their kernels are first used.
-inline constexpr int64_t kGpuContextBytes = int64_t{960} << 20;
+inline constexpr int64_t kGpuContextBytes = int64_t{704} << 20;
 inline constexpr int64_t kGpuLibraryGrowthBytes = int64_t{256} << 20;
 
 struct MemoryAccount {

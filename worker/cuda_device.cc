@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ namespace {
 
 constexpr size_t kBatchSlots = 4;
 constexpr int kGrowthLooks = 8;
+constexpr std::chrono::seconds kHeartbeatInterval{1};
 // Of a whole GPU, which a plan may count on, the driver keeps less than this for itself.
 constexpr int64_t kDriverReserveBytes = 1_GiB;
 
@@ -125,6 +127,7 @@ class CudaDevice : public WorkerDevice {
   Status Prepare(const SharedLayout& layout, int rank, const ControlPage& page,
                  PoolMap* pools) override {
     const std::string number = std::to_string(rank);
+    OOM_RETURN_IF_ERROR(AwaitTurn(page, rank));
     for (size_t i = 0; i < layout.pools().size(); ++i) {
       const PoolSpec& pool = layout.pools()[i];
       const std::string kind = pool.name.substr(0, pool.name.find('.'));
@@ -137,6 +140,7 @@ class CudaDevice : public WorkerDevice {
       }
     }
     OOM_RETURN_IF_ERROR(Register(page.memory()));
+    page.registered().Publish(static_cast<uint64_t>(rank + 1));
 
     const GpuScratchBytes needs = GpuScratchOf(layout, rank);
     OOM_RETURN_IF_ERROR(Take(needs.partials, &scratch_.partials));
@@ -240,6 +244,18 @@ class CudaDevice : public WorkerDevice {
   struct Slot {
     UploadedTensor tokens, targets, positions, document_starts;
   };
+
+  // The driver's and the kernel's locks make workers that register at once slower than one after the other.
+  static Status AwaitTurn(const ControlPage& page, int rank) {
+    while (true) {
+      switch (page.registered().WaitAtLeast(static_cast<uint64_t>(rank), page.aborted(),
+                                            {.timeout = kHeartbeatInterval})) {
+        case WaitResult::kReached: return Status::Ok();
+        case WaitResult::kAborted: return Status(Code::kAborted, "the attempt was aborted");
+        case WaitResult::kTimeout: page.heartbeat(rank).Ring();
+      }
+    }
+  }
 
   Status Register(std::span<std::byte> memory) {
     OOM_ASSIGN_OR_RETURN(RegisteredMemory registered, RegisteredMemory::Register(memory));

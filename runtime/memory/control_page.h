@@ -91,6 +91,8 @@ class ControlPage {
   // version of resident chunks), since one thread cannot sleep on many words. A GPU cannot ring; then
   // the optimizer looks again after at most 200 us.
   SharedWord& bell() const { return word(7); }
+  // Workers of GPUs: ranks below this number have registered their memory with the driver.
+  SharedWord& registered() const { return word(9); }
   // Worker 0, where GPUs exchange with each other: communicator_id() is in place.
   SharedWord& communicator_known() const { return word(8); }
 
@@ -136,7 +138,7 @@ class ControlPage {
   void Abort();
 
  private:
-  static constexpr int64_t kFixedWords = 9;
+  static constexpr int64_t kFixedWords = 10;
   static constexpr int64_t kWordsOfARank = 5;
 
   ControlPage(UniqueFd fd, const Layout& layout, std::byte* base, int64_t bytes)

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "runtime/base/check.h"
+#include "runtime/ops/gpu_limits.h"
 
 namespace oom {
 namespace {
@@ -34,6 +35,52 @@ at::Tensor ByDocument(const at::Tensor& x_TNd, int64_t length) {
 // And back.
 at::Tensor ByToken(const at::Tensor& x_BNSd) {
   return x_BNSd.transpose(1, 2).contiguous().view({-1, x_BNSd.size(1), x_BNSd.size(3)});
+}
+
+// Backward by cuDNN of documents of one length.
+AttentionGradients CudnnBackward(const at::Tensor& doutput_TNd, const at::Tensor& query_TNd,
+                                 const at::Tensor& key_TGd, const at::Tensor& value_TGd,
+                                 const AttentionOutput& forward, int64_t length) {
+  // The state of the random numbers that dropout would have used.
+  const at::Tensor unused = at::empty({2}, query_TNd.options().dtype(at::kLong));
+  const auto [dquery, dkey, dvalue] = at::_scaled_dot_product_cudnn_attention_backward(
+      ByDocument(doutput_TNd, length), ByDocument(query_TNd, length), ByDocument(key_TGd, length),
+      ByDocument(value_TGd, length), ByDocument(forward.output_TNd, length), forward.logsumexp_TN,
+      unused, unused,
+      /*attn_bias=*/at::Tensor(), /*cum_seq_q=*/at::Tensor(), /*cum_seq_k=*/at::Tensor(), length,
+      length, /*dropout_p=*/0.0, /*is_causal=*/true);
+  return {.query_TNd = ByToken(dquery), .key_TGd = ByToken(dkey), .value_TGd = ByToken(dvalue)};
+}
+
+// The same a few whole documents at a time: cuDNN takes 12 bytes of workspace for each element of
+// the query, since it adds up the gradients of keys and values that heads share in FP32.
+AttentionGradients CudnnBackwardInParts(const at::Tensor& doutput_TNd, const at::Tensor& query_TNd,
+                                        const at::Tensor& key_TGd, const at::Tensor& value_TGd,
+                                        const AttentionOutput& forward, int64_t length) {
+  const int64_t documents = query_TNd.size(0) / length;
+  const int64_t at_once = std::max<int64_t>(1, kCudnnBackwardTokens / length);
+  if (documents <= at_once) {
+    return CudnnBackward(doutput_TNd, query_TNd, key_TGd, value_TGd, forward, length);
+  }
+  OOM_CHECK(forward.logsumexp_TN.size(0) == documents);
+  AttentionGradients whole{.query_TNd = at::empty_like(query_TNd),
+                           .key_TGd = at::empty_like(key_TGd),
+                           .value_TGd = at::empty_like(value_TGd)};
+  for (int64_t first = 0; first < documents; first += at_once) {
+    const int64_t count = std::min(at_once, documents - first);
+    const auto part = [&](const at::Tensor& by_token) {
+      return by_token.narrow(0, first * length, count * length);
+    };
+    const AttentionGradients gradients = CudnnBackward(
+        part(doutput_TNd), part(query_TNd), part(key_TGd), part(value_TGd),
+        {.output_TNd = part(forward.output_TNd),
+         .logsumexp_TN = forward.logsumexp_TN.narrow(0, first, count)},
+        length);
+    part(whole.query_TNd).copy_(gradients.query_TNd);
+    part(whole.key_TGd).copy_(gradients.key_TGd);
+    part(whole.value_TGd).copy_(gradients.value_TGd);
+  }
+  return whole;
 }
 
 // FlashAttention's arguments beside the tensors.
@@ -84,26 +131,15 @@ AttentionGradients CudaAttentionBackward(const at::Tensor& doutput_TNd, const at
                                          const at::Tensor& key_TGd, const at::Tensor& value_TGd,
                                          const AttentionOutput& forward, const PackedBatch& batch,
                                          int64_t window) {
-  // The state of the random numbers that dropout would have used.
-  const at::Tensor unused = at::empty({2}, query_TNd.options().dtype(at::kLong));
-  AttentionGradients result;
   if (TakesCudnn(batch, window)) {
-    const int64_t length = batch.longest;
-    const auto [dquery, dkey, dvalue] = at::_scaled_dot_product_cudnn_attention_backward(
-        ByDocument(doutput_TNd, length), ByDocument(query_TNd, length), ByDocument(key_TGd, length),
-        ByDocument(value_TGd, length), ByDocument(forward.output_TNd, length), forward.logsumexp_TN,
-        unused, unused,
-        /*attn_bias=*/at::Tensor(), /*cum_seq_q=*/at::Tensor(), /*cum_seq_k=*/at::Tensor(), length,
-        length, /*dropout_p=*/0.0, /*is_causal=*/true);
-    result.query_TNd = ByToken(dquery);
-    result.key_TGd = ByToken(dkey);
-    result.value_TGd = ByToken(dvalue);
-    return result;
+    return CudnnBackwardInParts(doutput_TNd, query_TNd, key_TGd, value_TGd, forward, batch.longest);
   }
   // FlashAttention takes a mere warning for leave to differ from run to run.
   OOM_CHECK(!at::globalContext().deterministicAlgorithms() ||
             !at::globalContext().deterministicAlgorithmsWarnOnly());
   const PackedArguments packed(batch, window);
+  const at::Tensor unused = at::empty({2}, query_TNd.options().dtype(at::kLong));
+  AttentionGradients result;
   std::tie(result.query_TNd, result.key_TGd, result.value_TGd) = at::_flash_attention_backward(
       doutput_TNd, query_TNd, key_TGd, value_TGd, forward.output_TNd, forward.logsumexp_TN,
       packed.starts, packed.starts, packed.longest, packed.longest, /*dropout_p=*/0.0,

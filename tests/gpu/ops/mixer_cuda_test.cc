@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/ops/cuda/attention_cuda.h"
+#include "runtime/ops/gpu_limits.h"
 #include "tests/gpu/ops/cuda_ops_testing.h"
 
 namespace oom::testing {
@@ -82,6 +84,42 @@ TEST(MixerCudaTest, IsAsNearToTheTruthAsTheComposite) {
         }
       }
     }
+  }
+}
+
+// Backward takes a few documents at a time; nobody may see that.
+TEST(AttentionCudaTest, ManyTokensGiveWhatTheirDocumentsGiveAlone) {
+  constexpr int64_t kLength = 4096;
+  constexpr int64_t kDocuments = kCudnnBackwardTokens / kLength + 2;
+  constexpr int64_t kSize = 64;
+  std::vector<int64_t> starts;
+  for (int64_t i = 0; i <= kDocuments; ++i) starts.push_back(i * kLength);
+  const auto values = [](int64_t heads, uint64_t seed) {
+    return Random({kDocuments * kLength, heads, kSize}, seed, at::kBFloat16).to(at::kCUDA);
+  };
+  const at::Tensor query = values(4, 1), key = values(1, 2), value = values(1, 3), dout = values(4, 4);
+  const auto run = [&](int64_t first, int64_t count) {
+    const auto part = [&](const at::Tensor& x) {
+      return x.narrow(0, first * kLength, count * kLength);
+    };
+    const PackedBatch batch =
+        OnGpu(MakePackedBatch({starts.begin(), starts.begin() + count + 1}));
+    const AttentionOutput forward =
+        CudaAttentionForward(part(query), part(key), part(value), batch, 0);
+    return CudaAttentionBackward(part(dout), part(query), part(key), part(value), forward, batch, 0);
+  };
+  const AttentionGradients whole = run(0, kDocuments);
+  const auto error = [&](const at::Tensor& all, const at::Tensor& alone, int64_t document) {
+    const at::Tensor here = all.narrow(0, document * kLength, kLength).to(at::kFloat);
+    const at::Tensor difference = here - alone.to(at::kFloat);
+    return (difference.norm() / here.norm()).item<double>();
+  };
+  // Of the first part and of the last.
+  for (const int64_t document : {int64_t{0}, int64_t{7}, int64_t{8}, kDocuments - 1}) {
+    const AttentionGradients alone = run(document, 1);
+    EXPECT_LT(error(whole.query_TNd, alone.query_TNd, document), 2e-3) << document;
+    EXPECT_LT(error(whole.key_TGd, alone.key_TGd, document), 2e-3) << document;
+    EXPECT_LT(error(whole.value_TGd, alone.value_TGd, document), 2e-3) << document;
   }
 }
 
