@@ -208,10 +208,10 @@ TEST(GatedDeltaNetTest, AnyPartitionIsTheUncutSequenceWithinRounding) {
   // Cuts after two tokens, within the context of a convolution, and at a document's end.
   const SegmentedRun parts = RunSegments(weights, x, dy, {0, 2, 3, 66, 201, 377, tokens});
   ExpectNear(parts.y_TH, whole.y_TH, 1e-6, "y");
-  ExpectNear(parts.dx_TH, whole.dx_TH, 2e-6, "dx");
-  ExpectNear(parts.dfirst.rule_DNKV, whole.dfirst.rule_DNKV, 2e-6, "dstate");
+  ExpectNear(parts.dx_TH, whole.dx_TH, 1e-6, "dx");
+  ExpectNear(parts.dfirst.rule_DNKV, whole.dfirst.rule_DNKV, 1e-6, "dstate");
   for (const auto& [name, field] : DeltaNetFields()) {
-    ExpectNear(parts.gradients.*field, whole.gradients.*field, 2e-6, name);
+    ExpectNear(parts.gradients.*field, whole.gradients.*field, 1e-6, name);
   }
 }
 
