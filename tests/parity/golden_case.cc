@@ -65,6 +65,17 @@ TensorsByName GoldenCase::ReferenceWithPrefix(const std::string& prefix) const {
   return result;
 }
 
+TensorsByName ReadTensors(const std::string& path) {
+  const std::unique_ptr<SafetensorsFile> file = Checked(SafetensorsFile::Open(path));
+  TensorsByName tensors;
+  for (const SafetensorInfo& info : file->header().tensors) {
+    at::Tensor tensor = at::empty(info.shape, at::kFloat);
+    Check(file->ReadFloats(info, 0, Floats(tensor)));
+    tensors[info.name] = tensor;
+  }
+  return tensors;
+}
+
 GoldenCase ReadGoldenCase(const std::string& name) {
   const std::string folder = std::string(OOM_MODEL_FIXTURE) + "/" + name;
   GoldenCase golden;
@@ -73,13 +84,7 @@ GoldenCase ReadGoldenCase(const std::string& name) {
   golden.units = BuildUnits(golden.model, 1);
   golden.masters = ReadMasters(folder, golden);
   ReadBatch(folder + "/batch.json", &golden);
-  const std::unique_ptr<SafetensorsFile> file =
-      Checked(SafetensorsFile::Open(folder + "/reference.safetensors"));
-  for (const SafetensorInfo& info : file->header().tensors) {
-    at::Tensor tensor = at::empty(info.shape, at::kFloat);
-    Check(file->ReadFloats(info, 0, Floats(tensor)));
-    golden.reference[info.name] = tensor;
-  }
+  golden.reference = ReadTensors(folder + "/reference.safetensors");
   return golden;
 }
 

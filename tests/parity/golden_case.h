@@ -37,6 +37,9 @@ struct GoldenCase {
 
 GoldenCase ReadGoldenCase(const std::string& name);
 
+// Every tensor of a safetensors file, as FP32.
+TensorsByName ReadTensors(const std::string& path);
+
 // Canonical tensors cut into the published ones (one an expert), as views.
 TensorsByName Published(const GoldenCase& golden, const TensorsByName& canonical);
 

@@ -1,0 +1,31 @@
+// A sequence segment as the recurrent operators see it: documents packed one after another, of
+// which the first may go on from an earlier segment and the last may go on in a later one. What a
+// document carries across (a state, a convolution's context) is one row of a tensor [D, ...].
+// Document d is tokens [cu_seqlens[d], cu_seqlens[d + 1]); one without tokens hands on what it was
+// given. Thread-safe: pure functions.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/base/check.h"
+#include "runtime/ops/aten.h"
+
+namespace oom {
+
+inline void CheckSegment(const std::vector<int64_t>& cu_seqlens, int64_t tokens) {
+  OOM_CHECK_MSG(tokens > 0, "a segment has at least one token");
+  OOM_CHECK(cu_seqlens.size() > 1 && cu_seqlens.front() == 0 && cu_seqlens.back() == tokens);
+  for (size_t i = 1; i < cu_seqlens.size(); ++i) OOM_CHECK(cu_seqlens[i - 1] <= cu_seqlens[i]);
+}
+
+// Zeros where `carried_D` is undefined: then every document starts, or ends, in this segment.
+inline at::Tensor CarriedBy(const at::Tensor& carried_D, int64_t document, at::IntArrayRef sizes,
+                            const at::TensorOptions& options) {
+  if (!carried_D.defined()) return at::zeros(sizes, options);
+  OOM_CHECK(carried_D.sizes().slice(1) == sizes);
+  return carried_D.select(0, document).to(options);
+}
+
+}  // namespace oom
