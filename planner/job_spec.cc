@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 
+#include "planner/geometry.h"
 #include "planner/plan_job.h"
 
 namespace oom {
@@ -123,7 +124,7 @@ Status CheckSchedule(v1::JobSpec* spec) {
 }
 
 Status CheckOutput(v1::JobSpec* spec) {
-  OOM_RETURN_IF_ERROR(RequireAbsolute("output", spec->output()));
+  if (!IsGeometry(*spec)) OOM_RETURN_IF_ERROR(RequireAbsolute("output", spec->output()));
   v1::CheckpointSpec* checkpoint = spec->mutable_checkpoint();
   if (checkpoint->every_steps() < 0) return Invalid("checkpoint.every_steps", "must be 0 or more");
   if (checkpoint->keep() == 0) checkpoint->set_keep(3);
@@ -156,7 +157,9 @@ Status CheckOutput(v1::JobSpec* spec) {
 
 Status NormalizeJobSpec(v1::JobSpec* spec) {
   OOM_RETURN_IF_ERROR(CheckModel(spec));
-  OOM_RETURN_IF_ERROR(RequireAbsolute("data.train", spec->data().train()));
+  if (!IsGeometry(*spec)) {
+    OOM_RETURN_IF_ERROR(RequireAbsolute("data.train", spec->data().train()));
+  }
   if (!spec->data().evaluation().empty()) {
     OOM_RETURN_IF_ERROR(RequireAbsolute("data.evaluation", spec->data().evaluation()));
   }

@@ -75,6 +75,29 @@ TEST(NormalizeJobSpec, KeepsWhatWasGivenAndIsIdempotent) {
   EXPECT_EQ(spec.SerializeAsString(), once);
 }
 
+// A model of a configuration alone, without data and output; what it does give is checked as ever.
+TEST(NormalizeJobSpec, AGeometryNeedsNeitherDataNorOutput) {
+  v1::JobSpec geometry = Minimal();
+  geometry.mutable_model()->clear_path();
+  geometry.mutable_model()->set_config("/c.json");
+  geometry.mutable_model()->set_initialize(v1::INITIALIZATION_RANDOM);
+  geometry.clear_data();
+  geometry.clear_output();
+  v1::JobSpec spec = geometry;
+  EXPECT_TRUE(NormalizeJobSpec(&spec).ok());
+  EXPECT_EQ(spec.precision(), v1::PRECISION_BFLOAT16);
+  const auto field_of = [&](const std::function<void(v1::JobSpec*)>& change) {
+    v1::JobSpec changed = geometry;
+    change(&changed);
+    return NormalizeJobSpec(&changed).field();
+  };
+  EXPECT_EQ(field_of([](v1::JobSpec* s) { s->mutable_data()->set_train("/data"); }), "output");
+  EXPECT_EQ(field_of([](v1::JobSpec* s) { s->set_output("/out"); }), "data.train");
+  EXPECT_EQ(field_of([](v1::JobSpec* s) { s->clear_global_batch(); }), "global_batch");
+  EXPECT_EQ(field_of([](v1::JobSpec* s) { s->mutable_model()->clear_initialize(); }),
+            "model.initialize");
+}
+
 TEST(NormalizeJobSpec, RefusesByField) {
   using Spec = v1::JobSpec;
   const double nan = std::numeric_limits<double>::quiet_NaN();

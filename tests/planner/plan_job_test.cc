@@ -246,6 +246,47 @@ TEST(PlanJob, AGpusResidentStateIsNoPoolOfTheHosts) {
                       "budgets.gpu_memory"));
 }
 
+v1::JobSpec Geometry(const std::string& name) {
+  v1::JobSpec spec;
+  spec.mutable_model()->set_config(OOM_SOURCE_DIR "/geometries/" + name + "/config.json");
+  spec.mutable_model()->set_initialize(v1::INITIALIZATION_RANDOM);
+  spec.set_sequence_length(4096);
+  spec.set_global_batch(16);
+  spec.set_steps(1);
+  return spec;
+}
+
+// Goal: whole published models are planned anywhere, with the size that they are published with.
+TEST(PlanJob, AGeometryIsPlannedForItsBudgetsWhateverTheNodeHas) {
+  const NodeLimits small{.pool_capacity_bytes = {1_GiB}, .cpu_count = 2, .gpu_memory_bytes = 1_GiB};
+  const std::pair<const char*, int64_t> cases[] = {{"qwen3-30b-a3b", 30'532'122'624},
+                                                   {"mixtral-8x7b", 46'702'792'704}};
+  for (const auto& [name, parameters] : cases) {
+    v1::JobSpec spec = Geometry(name);
+    const auto everything = PlanJob(spec, small);
+    ASSERT_TRUE(everything.ok()) << everything.status().ToString();
+    EXPECT_EQ(everything->model.parameter_count(), parameters);
+    // Weights, low bits and two moments.
+    EXPECT_GT(everything->plan.estimate().host_bytes_peak(), 12 * parameters);
+    EXPECT_GT(everything->plan.estimate().step_seconds_lower_bound(), 0.0);
+    EXPECT_TRUE(PlanJob(spec, NodeLimits{}).ok());
+
+    spec.mutable_devices()->set_kind(v1::DEVICE_KIND_CUDA);
+    EXPECT_TRUE(Refused(PlanJob(spec, small), Code::kResourceExhausted, "OUT_OF_GPU_MEMORY",
+                        "budgets.gpu_memory"));
+    spec.mutable_budgets()->set_gpu_memory_bytes(80_GiB);
+    const auto on_gpu = PlanJob(spec, small);
+    ASSERT_TRUE(on_gpu.ok()) << on_gpu.status().ToString();
+    EXPECT_LE(on_gpu->plan.estimate().device_bytes_peak(), 80_GiB);
+    EXPECT_GT(ResidentUnits(on_gpu->plan), 0);
+    spec.mutable_budgets()->add_host_memory_bytes(100_GiB);
+    EXPECT_TRUE(Refused(PlanJob(spec, small), Code::kResourceExhausted, "OUT_OF_HOST_MEMORY",
+                        "budgets.host_memory"));
+  }
+  EXPECT_TRUE(
+      Refused(PlanJob(Geometry("none"), small), Code::kNotFound, "INVALID_INPUT", "model.config"));
+}
+
 TEST(PlanJob, WhatGpusCannotDoYetIsRefused) {
   const JobDirectory directory;
   v1::JobSpec spec = directory.Spec();
