@@ -110,6 +110,10 @@ Result<std::string> JobFileForModel(const std::string& model) {
         << ", from random weights.\nmodel: {config: " << Quoted(absolute.string())
         << ", initialize: random}\n";
   }
+  if (facts.family.starts_with("qwen")) {
+    out << "# For contexts longer than the model was made for, inside of `model`:\n"
+           "#   rope_scaling: {kind: yarn, factor: 2}\n";
+  }
   out << "\n# Folders that tools/pack made. `evaluation` is held-out data.\n"
          "data:\n"
          "  train: data/train\n"

@@ -8,6 +8,7 @@
 
 #include "planner/geometry.h"
 #include "planner/plan_job.h"
+#include "runtime/model/yarn.h"
 
 namespace oom {
 namespace {
@@ -40,8 +41,23 @@ Status RequireFraction(const std::string& field, double value) {
   return Invalid(field, "must be between 0 and 1");
 }
 
+Status CheckRopeScaling(const v1::RopeScaling& scaling) {
+  if (scaling.kind() != v1::ROPE_SCALING_KIND_YARN) {
+    return Invalid("model.rope_scaling.kind", "must be `yarn`");
+  }
+  if (!std::isfinite(scaling.factor()) || !(scaling.factor() >= 1.0)) {
+    return Invalid("model.rope_scaling.factor", "must be 1 or more");
+  }
+  if (scaling.original_max_position_embeddings() < 0 ||
+      scaling.original_max_position_embeddings() > kMostYarnPositions) {
+    return Invalid("model.rope_scaling.original_max_position_embeddings", "must be 1 to 2^30");
+  }
+  return Status::Ok();
+}
+
 Status CheckModel(v1::JobSpec* spec) {
   const v1::ModelSource& model = spec->model();
+  if (model.has_rope_scaling()) OOM_RETURN_IF_ERROR(CheckRopeScaling(model.rope_scaling()));
   if (model.path().empty() == model.config().empty()) {
     return Invalid("model", "give `path` (a Hugging Face directory), or `config` and `initialize`");
   }

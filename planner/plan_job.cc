@@ -21,7 +21,6 @@
 #include "runtime/data/dataset.h"
 #include "runtime/graph/graph_builder.h"
 #include "runtime/memory/shm_layout.h"
-#include "runtime/model/hf_config.h"
 
 namespace oom {
 namespace {
@@ -206,9 +205,13 @@ Result<PlannedJob> PlanJob(const v1::JobSpec& given, const NodeLimits& node) {
   OOM_RETURN_IF_ERROR(NormalizeJobSpec(&spec));
   const bool geometry = IsGeometry(spec);
   const NodeLimits limits = geometry ? LimitsOfGeometry(spec, node) : node;
-  auto model = ReadHfConfig(ConfigPath(spec));
+  auto model = ReadJobModel(spec);
   const std::string model_field = spec.model().path().empty() ? "model.config" : "model.path";
-  if (!model.ok()) return AtField(model.status(), model_field);
+  if (!model.ok()) {
+    // A setting that is not for this model names itself.
+    const bool named = model.status().field().starts_with("model.");
+    return named ? model.status() : AtField(model.status(), model_field);
+  }
 
   if (spec.plan() == "auto") {
     planned.plan = MakeDefaultPlan(spec, *model, limits);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -216,6 +217,43 @@ TEST(PlanJob, MissingFilesAreRefusedByField) {
   spec.set_output(directory / "config.json");
   EXPECT_TRUE(
       Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "output"));
+}
+
+// The job's setting stands in place of the configuration's, and is for the Qwen families alone.
+TEST(PlanJob, YarnOfTheJobIsTheModels) {
+  const JobDirectory directory;
+  v1::JobSpec spec = directory.Spec();
+  v1::RopeScaling* scaling = spec.mutable_model()->mutable_rope_scaling();
+  scaling->set_kind(v1::ROPE_SCALING_KIND_YARN);
+  scaling->set_factor(2.0);
+  EXPECT_EQ(ReadJobModel(spec)->yarn, MakeYarn(2.0, 64));
+  const auto planned = PlanJob(spec, LargeNode());
+  ASSERT_TRUE(planned.ok()) << planned.status().ToString();
+  EXPECT_EQ(planned->model.rope_scaling().kind(), v1::ROPE_SCALING_KIND_YARN);
+  EXPECT_EQ(planned->model.rope_scaling().factor(), 2.0);
+  EXPECT_EQ(planned->model.rope_scaling().original_max_position_embeddings(), 64);
+
+  nlohmann::json config = nlohmann::json::parse(ConfigText(32, 4, 200, 6, 32));
+  config["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 8.0}, {"original_max_position_embeddings", 16}};
+  WriteText(directory / "config.json", config.dump());
+  EXPECT_EQ(ReadJobModel(spec)->yarn, MakeYarn(2.0, 16));
+  scaling->set_original_max_position_embeddings(32);
+  EXPECT_EQ(ReadJobModel(spec)->yarn, MakeYarn(2.0, 32));
+  spec.mutable_model()->clear_rope_scaling();
+  EXPECT_EQ(ReadJobModel(spec)->yarn, MakeYarn(8.0, 16));
+  EXPECT_EQ(PlanJob(spec, LargeNode())->model.rope_scaling().factor(), 8.0);
+
+  config["architectures"] = {"MixtralForCausalLM"};
+  config["model_type"] = "mixtral";
+  config.erase("rope_scaling");
+  WriteText(directory / "config.json", config.dump());
+  EXPECT_TRUE(PlanJob(spec, LargeNode()).ok());
+  spec.mutable_model()->mutable_rope_scaling()->set_kind(v1::ROPE_SCALING_KIND_YARN);
+  spec.mutable_model()->mutable_rope_scaling()->set_factor(2.0);
+  const auto mixtral = PlanJob(spec, LargeNode());
+  EXPECT_TRUE(Refused(mixtral, Code::kInvalidArgument, "INVALID_INPUT", "model.rope_scaling"));
+  EXPECT_NE(mixtral.status().message().find("MixtralForCausalLM"), std::string::npos);
 }
 
 TEST(PlanJob, AGpusResidentStateIsNoPoolOfTheHosts) {
