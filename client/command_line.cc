@@ -25,6 +25,11 @@ std::string CheckCount(const std::string& text) {
   return ok ? "" : "'" + text + "' is not a whole number from 0";
 }
 
+std::string CheckBytes(const std::string& text) {
+  const Result<int64_t> bytes = ParseBytes(text);
+  return bytes.ok() ? "" : bytes.status().message();
+}
+
 std::string CheckDuration(const std::string& text) {
   const Result<double> seconds = ParseSeconds(text);
   return seconds.ok() ? "" : seconds.status().message();
@@ -99,6 +104,7 @@ class Parser {
                                                            : CLI::MultiOptionPolicy::TakeLast);
     }
     if (row.kind == OptionKind::kCount) slot->option->check(CheckCount);
+    if (row.kind == OptionKind::kBytes) slot->option->check(CheckBytes);
     if (row.kind == OptionKind::kDuration) slot->option->check(CheckDuration);
     if (row.kind == OptionKind::kChoice) {
       const std::vector<std::string> choices = SplitChoices(row.choices);
@@ -138,6 +144,7 @@ class Parser {
   static std::string_view ArgumentName(ArgumentKind kind) {
     switch (kind) {
       case ArgumentKind::kJobFile:
+      case ArgumentKind::kJobFileOrGeometry:
         return "JOB.YAML";
       case ArgumentKind::kModel:
         return "MODEL";
@@ -206,6 +213,12 @@ int64_t CommandLine::Count(std::string_view name, int64_t fallback) const {
   // The parser checked the form.
   std::from_chars(text.data(), text.data() + text.size(), value);
   return value;
+}
+
+int64_t CommandLine::Bytes(std::string_view name, int64_t fallback) const {
+  if (!Has(name)) return fallback;
+  const Result<int64_t> bytes = ParseBytes(Text(name));
+  return bytes.ok() ? *bytes : fallback;
 }
 
 double CommandLine::Seconds(std::string_view name, double fallback) const {

@@ -25,6 +25,7 @@ struct CommandLine {
   std::string Text(std::string_view name, std::string_view fallback = "") const;
   std::vector<std::string> List(std::string_view name) const;
   int64_t Count(std::string_view name, int64_t fallback = 0) const;
+  int64_t Bytes(std::string_view name, int64_t fallback = 0) const;
   double Seconds(std::string_view name, double fallback = 0.0) const;
 };
 

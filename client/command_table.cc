@@ -30,7 +30,23 @@ constexpr OptionRow kTrainOptions[] = {
      "with --embedded: where the private oomd keeps its state (default: a temporary folder)"},
 };
 constexpr OptionRow kSubmitOptions[] = {kName, kRequestId};
-constexpr OptionRow kPlanOptions[] = {kName};
+constexpr OptionRow kPlanOptions[] = {
+    kName,
+    {"layers", "--layers", OptionKind::kCount, "N", "of a geometry (default: all of the model's)"},
+    {"sequence-length", "--sequence-length", OptionKind::kCount, "N",
+     "of a geometry: tokens of a sequence (default: 4096)"},
+    {"global-batch", "--global-batch", OptionKind::kCount, "N",
+     "of a geometry: sequences of a step (default: 16)"},
+    {"devices", "--devices", OptionKind::kChoice, "KIND", "of a geometry (default: cpu)",
+     "cpu|cuda"},
+    {"device-count", "--device-count", OptionKind::kCount, "N", "of a geometry (default: 1)"},
+    {"gpu-memory", "--gpu-memory", OptionKind::kBytes, "BYTES",
+     "of a geometry: budget of each device, such as 80GiB"},
+    {"host-memory", "--host-memory", OptionKind::kBytes, "BYTES",
+     "of a geometry: budget of the node (default: as much as it needs)"},
+    {"precision", "--precision", OptionKind::kChoice, "PRECISION",
+     "of a geometry (default: bfloat16)", "bfloat16|float32"},
+};
 constexpr OptionRow kInitOptions[] = {
     {"file", "--file", OptionKind::kPath, "FILE",
      "to write; - is standard output (default: job.yaml)"},
@@ -70,8 +86,8 @@ constexpr CommandRow kCommands[] = {
      RunTrain},
     {"submit", "", ArgumentKind::kJobFile, "submit a job; prints its name", kSubmitOptions,
      RunSubmit},
-    {"plan", "", ArgumentKind::kJobFile, "what a job would need and take; submits nothing",
-     kPlanOptions, RunPlan},
+    {"plan", "", ArgumentKind::kJobFileOrGeometry,
+     "what a job, or a model's size, would need and take; submits nothing", kPlanOptions, RunPlan},
     {"init", "", ArgumentKind::kModel, "write a commented job.yaml for a model", kInitOptions,
      RunInit},
     {"doctor",
@@ -132,6 +148,8 @@ std::string_view ArgumentSynopsis(ArgumentKind kind) {
       return "JOB...";
     case ArgumentKind::kJobFile:
       return "JOB.YAML";
+    case ArgumentKind::kJobFileOrGeometry:
+      return "JOB.YAML|GEOMETRY";
     case ArgumentKind::kModel:
       return "MODEL";
     case ArgumentKind::kShell:

@@ -10,7 +10,7 @@ namespace oom {
 
 class Session;
 
-enum class OptionKind { kFlag, kText, kPath, kCount, kDuration, kChoice };
+enum class OptionKind { kFlag, kText, kPath, kCount, kBytes, kDuration, kChoice };
 
 struct OptionRow {
   // "tail" of "--tail"; how the code asks for it.
@@ -24,7 +24,16 @@ struct OptionRow {
   std::string_view choices = "";
 };
 
-enum class ArgumentKind { kNone, kJob, kOptionalJob, kJobs, kJobFile, kModel, kShell };
+enum class ArgumentKind {
+  kNone,
+  kJob,
+  kOptionalJob,
+  kJobs,
+  kJobFile,
+  kJobFileOrGeometry,
+  kModel,
+  kShell
+};
 
 struct CommandRow {
   std::string_view name;
@@ -40,7 +49,7 @@ struct CommandRow {
 std::span<const OptionRow> GlobalOptions();
 std::span<const CommandRow> Commands();
 
-// "JOB", "[JOB]", "JOB...", "JOB.YAML", "MODEL", "bash|zsh|fish", "".
+// "JOB", "[JOB]", "JOB...", "JOB.YAML", "JOB.YAML|GEOMETRY", "MODEL", "bash|zsh|fish", "".
 std::string_view ArgumentSynopsis(ArgumentKind kind);
 
 }  // namespace oom

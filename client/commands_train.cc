@@ -7,6 +7,7 @@
 #include "client/embedded_daemon.h"
 #include "client/exit_code.h"
 #include "client/follow.h"
+#include "client/geometry.h"
 #include "client/job_view.h"
 #include "client/job_yaml.h"
 #include "client/plan_view.h"
@@ -81,6 +82,27 @@ Status WaitUntilServing(Session* session, EmbeddedDaemon* daemon) {
   return Status::Ok();
 }
 
+// Options of `oom plan` that describe a geometry; a job file says these things itself.
+Status CheckOptionsOfJobFile(const CommandLine& line) {
+  for (const OptionRow& row : line.command->options) {
+    if (row.name == "name" || !line.Has(row.name)) continue;
+    const std::string flag(row.flags);
+    return Status(Code::kInvalidArgument, flag + " is for a geometry; a job file says it itself")
+        .WithField(flag);
+  }
+  return Status::Ok();
+}
+
+// Asks oomd for the plan that `request` wants, and prints it.
+int ShowPlan(Session* session, const v1::CreateJobRequest& request) {
+  const Result<OomClient*> client = session->Client();
+  if (!client.ok()) return session->Fail(client.status());
+  const Result<v1::Job> job = (*client)->CreateJob(request);
+  if (!job.ok()) return session->Fail(job.status());
+  WritePlan(*job, &session->output());
+  return kExitOk;
+}
+
 std::string HostFlag(Session* session) {
   return session->line().Has("host") ? " --host " + session->line().Text("host") : "";
 }
@@ -140,15 +162,17 @@ int RunSubmit(Session* session) {
 }
 
 int RunPlan(Session* session) {
+  const CommandLine& line = session->line();
+  if (MeansGeometry(line.arguments.front())) {
+    const Result<std::unique_ptr<GeometryPlan>> plan = GeometryPlan::Create(line);
+    if (!plan.ok()) return session->Fail(plan.status());
+    return ShowPlan(session, (*plan)->request());
+  }
+  if (const Status fits = CheckOptionsOfJobFile(line); !fits.ok()) return session->Fail(fits);
   Result<v1::CreateJobRequest> request = ReadRequest(session);
   if (!request.ok()) return session->Fail(request.status());
   request->set_validate_only(true);
-  const Result<OomClient*> client = session->Client();
-  if (!client.ok()) return session->Fail(client.status());
-  const Result<v1::Job> job = (*client)->CreateJob(*request);
-  if (!job.ok()) return session->Fail(job.status());
-  WritePlan(job->plan(), &session->output());
-  return kExitOk;
+  return ShowPlan(session, *request);
 }
 
 int RunWatch(Session* session) {

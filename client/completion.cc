@@ -57,8 +57,9 @@ bool TakesJob(ArgumentKind kind) {
 }
 
 bool TakesFile(const CommandRow& command) {
-  return command.argument == ArgumentKind::kJobFile || command.argument == ArgumentKind::kModel ||
-         command.name == "export";
+  return command.argument == ArgumentKind::kJobFile ||
+         command.argument == ArgumentKind::kJobFileOrGeometry ||
+         command.argument == ArgumentKind::kModel || command.name == "export";
 }
 
 bool IsPath(const OptionRow& row) { return row.kind == OptionKind::kPath; }
@@ -76,6 +77,18 @@ std::string Patterns(std::span<const OptionRow> options, const Wanted& wanted) {
   return patterns;
 }
 
+// A `case` branch of bash for each option of `options` that has choices.
+std::string BashChoices(std::span<const OptionRow> options) {
+  std::string branches;
+  for (const OptionRow& row : options) {
+    if (row.kind != OptionKind::kChoice) continue;
+    branches += "    " + Replace(std::string(row.flags), ",", "|") +
+                ") COMPREPLY=($(compgen -W \"" + Replace(std::string(row.choices), "|", " ") +
+                "\" -- \"$current\")); return ;;\n";
+  }
+  return branches;
+}
+
 std::string BashScript() {
   std::string script = "# bash completion of oom: source <(oom completion bash)\n_oom() {\n";
   script += "  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}\n";
@@ -88,12 +101,7 @@ std::string BashScript() {
             ") ((i++)) ;;\n";
   script += "      -*) ;;\n      *) command=${COMP_WORDS[i]}; break ;;\n    esac\n  done\n";
   script += "  COMPREPLY=()\n  case $previous in\n";
-  for (const OptionRow& row : GlobalOptions()) {
-    if (row.kind != OptionKind::kChoice) continue;
-    script += "    " + Replace(std::string(row.flags), ",", "|") + ") COMPREPLY=($(compgen -W \"" +
-              Replace(std::string(row.choices), "|", " ") + "\" -- \"$current\")); return ;;\n";
-  }
-  script += "    " + Patterns(GlobalOptions(), IsPath) +
+  script += BashChoices(GlobalOptions()) + "    " + Patterns(GlobalOptions(), IsPath) +
             ") COMPREPLY=($(compgen -f -- \"$current\")); return ;;\n  esac\n";
   script +=
       "  if [[ -z $command ]]; then\n    if [[ $current == -* ]]; then\n"
@@ -111,6 +119,8 @@ std::string BashScript() {
       script += "      case $previous in " + paths +
                 ") COMPREPLY=($(compgen -f -- \"$current\")); return ;; esac\n";
     }
+    const std::string choices = BashChoices(command.options);
+    if (!choices.empty()) script += "      case $previous in\n" + choices + "      esac\n";
     script += "      if [[ $current == -* ]]; then COMPREPLY=($(compgen -W \"$flags " +
               AllFlags(command.options) + "\" -- \"$current\")); return; fi\n";
     if (TakesJob(command.argument)) {

@@ -40,11 +40,15 @@ constexpr size_t kLogTailBytes = 2000;
 
 }  // namespace
 
-Result<std::string> ProgramBeside(const std::string& name) {
+Result<std::string> PathBeside(const std::string& name) {
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return ErrnoStatus(error.value(), "cannot find this program");
-  const std::string path = self.parent_path() / name;
+  return std::string(self.parent_path() / name);
+}
+
+Result<std::string> ProgramBeside(const std::string& name) {
+  OOM_ASSIGN_OR_RETURN(const std::string path, PathBeside(name));
   if (::access(path.c_str(), X_OK) != 0) {
     return Status(Code::kNotFound, "there is no program " + path + " beside oom");
   }

@@ -13,7 +13,9 @@
 
 namespace oom {
 
-// "/usr/bin/oomd" beside the running "/usr/bin/oom". kNotFound when there is no such program.
+// "/usr/bin/NAME" of the running "/usr/bin/oom", whether it is there or not.
+Result<std::string> PathBeside(const std::string& name);
+// The same of a program, "oomd". kNotFound when there is no such program.
 Result<std::string> ProgramBeside(const std::string& name);
 
 class EmbeddedDaemon {

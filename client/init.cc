@@ -8,6 +8,7 @@
 #include <sstream>
 #include <vector>
 
+#include "client/geometry.h"
 #include "client/message_yaml.h"
 #include "oom/v1/job.pb.h"
 #include "runtime/base/file.h"
@@ -76,8 +77,12 @@ std::string Quoted(const std::string& text) { return nlohmann::json(text).dump()
 }  // namespace
 
 Result<std::string> JobFileForModel(const std::string& model) {
-  const std::filesystem::path path(model);
+  std::filesystem::path path(model);
   std::error_code error;
+  if (MeansGeometry(model) && !std::filesystem::exists(path, error)) {
+    OOM_ASSIGN_OR_RETURN(const std::string geometry, FindGeometry(model));
+    path = std::filesystem::path(geometry).parent_path();
+  }
   const bool is_folder = std::filesystem::is_directory(path, error);
   const std::filesystem::path config = is_folder ? path / "config.json" : path;
   OOM_ASSIGN_OR_RETURN(const ModelFacts facts, ReadFacts(config, is_folder));
@@ -104,6 +109,10 @@ Result<std::string> JobFileForModel(const std::string& model) {
     out << "# " << facts.family
         << ", from random weights.\nmodel: {config: " << Quoted(absolute.string())
         << ", initialize: random}\n";
+  }
+  if (facts.family.starts_with("qwen")) {
+    out << "# For contexts longer than the model was made for, inside of `model`:\n"
+           "#   rope_scaling: {kind: yarn, factor: 2}\n";
   }
   out << "\n# Folders that tools/pack made. `evaluation` is held-out data.\n"
          "data:\n"

@@ -16,6 +16,13 @@ std::string Name(Enum value) {
   return descriptor == nullptr ? std::to_string(value) : ShortEnumName(*descriptor);
 }
 
+// 30532122624 -> "30,532,122,624".
+std::string Grouped(int64_t count) {
+  std::string text = std::to_string(count);
+  for (size_t end = text.size(); end > 3; end -= 3) text.insert(end - 3, ",");
+  return text;
+}
+
 void WriteMemory(const v1::PlanEstimate& estimate, Output* output) {
   // In the plan's order; a total after each space.
   std::vector<std::string> spaces;
@@ -45,7 +52,8 @@ std::string UpdateCost(const v1::Plan& plan) {
 
 }  // namespace
 
-void WritePlan(const v1::Plan& plan, Output* output) {
+void WritePlan(const v1::Job& job, Output* output) {
+  const v1::Plan& plan = job.plan();
   switch (output->form()) {
     case OutputForm::kJson:
       output->Line(MessageToJson(plan, true));
@@ -61,6 +69,10 @@ void WritePlan(const v1::Plan& plan, Output* output) {
     case OutputForm::kName:
       break;
   }
+  const v1::ModelDescription& model = job.model();
+  output->Line("Model:      " + Name(model.family()) + ", " + Grouped(model.layer_count()) +
+               (model.layer_count() == 1 ? " layer, " : " layers, ") +
+               Grouped(model.parameter_count()) + " parameters");
   int streamed = 0;
   for (const v1::UnitPlan& unit : plan.units()) streamed += unit.home() == v1::STATE_HOME_STREAMED;
   output->Line("Path:       " + Name(plan.path()) + ", " + std::to_string(plan.rank_count()) +

@@ -22,6 +22,8 @@ for program in "${programs[@]}"; do
   strip -o "$folder/libexec/oom/$program" "$build/bin/$program"
 done
 
+cp -R "$oom_root/geometries" "$folder/libexec/oom/"
+
 # What every Linux with a C++ runtime has, and what comes with torch and the driver, stays out.
 needed() {
   ldd "$@" 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |

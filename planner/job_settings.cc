@@ -1,13 +1,38 @@
 #include "planner/job_settings.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
+#include "runtime/model/hf_config.h"
 #include "runtime/model/hf_source.h"
 
 namespace oom {
 
 const std::string& ConfigPath(const v1::JobSpec& spec) {
   return spec.model().path().empty() ? spec.model().config() : spec.model().path();
+}
+
+Result<ModelDescription> ReadJobModel(const v1::JobSpec& spec) {
+  OOM_ASSIGN_OR_RETURN(ModelDescription model, ReadHfConfig(ConfigPath(spec)));
+  if (!spec.model().has_rope_scaling()) return model;
+  const auto refuse = [](const std::string& message) {
+    return Status(Code::kInvalidArgument, "model.rope_scaling: " + message)
+        .WithReason("INVALID_INPUT")
+        .WithField("model.rope_scaling");
+  };
+  if (model.family != Family::kQwen3Moe) {
+    return refuse("YaRN is for the Qwen families, the model is a " +
+                  std::string(ArchitectureName(model.family)));
+  }
+  if (!(model.rope_theta > 1.0)) return refuse("YaRN needs a rope_theta above 1");
+  const v1::RopeScaling& scaling = spec.model().rope_scaling();
+  int64_t original_positions = scaling.original_max_position_embeddings();
+  if (original_positions == 0) {
+    original_positions = model.yarn ? model.yarn->original_positions : model.max_positions;
+  }
+  model.yarn = MakeYarn(scaling.factor(), std::min(original_positions, kMostYarnPositions));
+  return model;
 }
 
 BatchShape BatchShapeOf(const v1::JobSpec& spec, const v1::Plan& plan) {

@@ -20,6 +20,11 @@ namespace oom {
 // The config.json that describes the job's model.
 const std::string& ConfigPath(const v1::JobSpec& spec);
 
+// What that file describes, with the job's own settings in place of the file's. Fails with codes of
+// ReadHfConfig, and with kInvalidArgument (field model.rope_scaling) for a model that the settings
+// are not for. REQUIRES: `spec` was normalised.
+Result<ModelDescription> ReadJobModel(const v1::JobSpec& spec);
+
 BatchShape BatchShapeOf(const v1::JobSpec& spec, const v1::Plan& plan);
 
 AdamWHyperparameters HyperparametersOf(const v1::JobSpec& spec);

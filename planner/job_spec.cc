@@ -6,7 +6,9 @@
 #include <filesystem>
 #include <string>
 
+#include "planner/geometry.h"
 #include "planner/plan_job.h"
+#include "runtime/model/yarn.h"
 
 namespace oom {
 namespace {
@@ -39,8 +41,23 @@ Status RequireFraction(const std::string& field, double value) {
   return Invalid(field, "must be between 0 and 1");
 }
 
+Status CheckRopeScaling(const v1::RopeScaling& scaling) {
+  if (scaling.kind() != v1::ROPE_SCALING_KIND_YARN) {
+    return Invalid("model.rope_scaling.kind", "must be `yarn`");
+  }
+  if (!std::isfinite(scaling.factor()) || !(scaling.factor() >= 1.0)) {
+    return Invalid("model.rope_scaling.factor", "must be 1 or more");
+  }
+  if (scaling.original_max_position_embeddings() < 0 ||
+      scaling.original_max_position_embeddings() > kMostYarnPositions) {
+    return Invalid("model.rope_scaling.original_max_position_embeddings", "must be 1 to 2^30");
+  }
+  return Status::Ok();
+}
+
 Status CheckModel(v1::JobSpec* spec) {
   const v1::ModelSource& model = spec->model();
+  if (model.has_rope_scaling()) OOM_RETURN_IF_ERROR(CheckRopeScaling(model.rope_scaling()));
   if (model.path().empty() == model.config().empty()) {
     return Invalid("model", "give `path` (a Hugging Face directory), or `config` and `initialize`");
   }
@@ -123,7 +140,7 @@ Status CheckSchedule(v1::JobSpec* spec) {
 }
 
 Status CheckOutput(v1::JobSpec* spec) {
-  OOM_RETURN_IF_ERROR(RequireAbsolute("output", spec->output()));
+  if (!IsGeometry(*spec)) OOM_RETURN_IF_ERROR(RequireAbsolute("output", spec->output()));
   v1::CheckpointSpec* checkpoint = spec->mutable_checkpoint();
   if (checkpoint->every_steps() < 0) return Invalid("checkpoint.every_steps", "must be 0 or more");
   if (checkpoint->keep() == 0) checkpoint->set_keep(3);
@@ -156,7 +173,9 @@ Status CheckOutput(v1::JobSpec* spec) {
 
 Status NormalizeJobSpec(v1::JobSpec* spec) {
   OOM_RETURN_IF_ERROR(CheckModel(spec));
-  OOM_RETURN_IF_ERROR(RequireAbsolute("data.train", spec->data().train()));
+  if (!IsGeometry(*spec)) {
+    OOM_RETURN_IF_ERROR(RequireAbsolute("data.train", spec->data().train()));
+  }
   if (!spec->data().evaluation().empty()) {
     OOM_RETURN_IF_ERROR(RequireAbsolute("data.evaluation", spec->data().evaluation()));
   }

@@ -29,6 +29,12 @@ v1::ModelDescription ToProto(const ModelDescription& model, int64_t parameter_co
     layer->set_routed_experts(kind == MixtureKind::kRoutedExperts);
     layer->set_sliding_window_tokens(model.sliding_window);
   }
+  if (model.yarn) {
+    v1::RopeScaling* scaling = out.mutable_rope_scaling();
+    scaling->set_kind(v1::ROPE_SCALING_KIND_YARN);
+    scaling->set_factor(model.yarn->factor);
+    scaling->set_original_max_position_embeddings(model.yarn->original_positions);
+  }
   out.set_parameter_count(parameter_count);
   return out;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "planner/default_plan.h"
+#include "planner/geometry.h"
 #include "planner/job_settings.h"
 #include "planner/memory_account.h"
 #include "planner/model_proto.h"
@@ -20,12 +21,13 @@
 #include "runtime/data/dataset.h"
 #include "runtime/graph/graph_builder.h"
 #include "runtime/memory/shm_layout.h"
-#include "runtime/model/hf_config.h"
 
 namespace oom {
 namespace {
 
 constexpr int64_t kPlanFileLimitBytes = 64_MiB;
+// Of each NUMA node, for a geometry: beyond any, and sums of it stay within 64 bits.
+constexpr int64_t kAmpleBytes = int64_t{1} << 50;
 
 // An error of the files that a field names.
 Status AtField(Status status, const std::string& field) {
@@ -125,6 +127,13 @@ Status CheckOutput(const v1::JobSpec& spec, int64_t disk_bytes) {
       .WithField("output");
 }
 
+NodeLimits LimitsOfGeometry(const v1::JobSpec& spec, NodeLimits limits) {
+  if (limits.pool_capacity_bytes.empty()) limits.pool_capacity_bytes.resize(1);
+  std::fill(limits.pool_capacity_bytes.begin(), limits.pool_capacity_bytes.end(), kAmpleBytes);
+  if (spec.budgets().gpu_memory_bytes() > 0) limits.gpu_memory_bytes = 0;
+  return limits;
+}
+
 std::string Itemised(const MemoryAccount& account, const std::string& space) {
   std::string text;
   for (const v1::MemoryEstimate& item : account.items) {
@@ -189,14 +198,20 @@ Status CheckDeviceMemory(const v1::JobSpec& spec, const NodeLimits& limits,
 
 }  // namespace
 
-Result<PlannedJob> PlanJob(const v1::JobSpec& given, const NodeLimits& limits) {
+Result<PlannedJob> PlanJob(const v1::JobSpec& given, const NodeLimits& node) {
   PlannedJob planned;
   planned.spec = given;
   v1::JobSpec& spec = planned.spec;
   OOM_RETURN_IF_ERROR(NormalizeJobSpec(&spec));
-  auto model = ReadHfConfig(ConfigPath(spec));
+  const bool geometry = IsGeometry(spec);
+  const NodeLimits limits = geometry ? LimitsOfGeometry(spec, node) : node;
+  auto model = ReadJobModel(spec);
   const std::string model_field = spec.model().path().empty() ? "model.config" : "model.path";
-  if (!model.ok()) return AtField(model.status(), model_field);
+  if (!model.ok()) {
+    // A setting that is not for this model names itself.
+    const bool named = model.status().field().starts_with("model.");
+    return named ? model.status() : AtField(model.status(), model_field);
+  }
 
   if (spec.plan() == "auto") {
     planned.plan = MakeDefaultPlan(spec, *model, limits);
@@ -221,7 +236,7 @@ Result<PlannedJob> PlanJob(const v1::JobSpec& given, const NodeLimits& limits) {
   planned.model = ToProto(*model, ParameterCount(layout.units()));
   auto source = OpenInitialState(spec, *model, layout.units());
   if (!source.ok()) return AtField(source.status(), model_field);
-  OOM_RETURN_IF_ERROR(CheckDatasets(spec, *model));
+  if (!geometry) OOM_RETURN_IF_ERROR(CheckDatasets(spec, *model));
 
   const StepGraph graph = BuildTrainingGraph(
       {.model = &*model, .plan = &planned.plan, .layout = &layout, .batch = batch});
@@ -230,8 +245,10 @@ Result<PlannedJob> PlanJob(const v1::JobSpec& given, const NodeLimits& limits) {
   OOM_RETURN_IF_ERROR(CheckDeviceMemory(spec, limits, account));
   OOM_RETURN_IF_ERROR(CheckHostMemory(spec, limits, account));
   const int64_t disk_bytes = account.checkpoint_bytes * (spec.checkpoint().keep() + 1);
-  OOM_RETURN_IF_ERROR(CheckOutput(spec, disk_bytes));
-  OOM_RETURN_IF_ERROR(CheckResumable(spec, *model, PrecisionOf(planned.plan)));
+  if (!geometry) {
+    OOM_RETURN_IF_ERROR(CheckOutput(spec, disk_bytes));
+    OOM_RETURN_IF_ERROR(CheckResumable(spec, *model, PrecisionOf(planned.plan)));
+  }
 
   for (const PoolSpec& pool : layout.pools()) {
     if (pool.on_gpu) continue;

@@ -17,7 +17,6 @@
 #include "runtime/graph/executor.h"
 #include "runtime/graph/graph_builder.h"
 #include "runtime/memory/pool.h"
-#include "runtime/model/hf_config.h"
 #include "runtime/trace/chrome_trace.h"
 #include "worker/batch_reader.h"
 #include "worker/buffer_arena.h"
@@ -67,7 +66,7 @@ struct Worker::Impl {
 };
 
 Status Worker::Impl::Open(UniqueFd page_fd, std::vector<UniqueFd> pool_fds) {
-  OOM_ASSIGN_OR_RETURN(model, ReadHfConfig(ConfigPath(spec())));
+  OOM_ASSIGN_OR_RETURN(model, ReadJobModel(spec()));
   OOM_RETURN_IF_ERROR(ValidatePlan(model, plan()));
   batch = BatchShapeOf(spec(), plan());
   layout = std::make_unique<SharedLayout>(SharedLayout::Build(model, plan(), batch));

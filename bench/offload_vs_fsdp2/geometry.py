@@ -1,33 +1,24 @@
-"""What is trained: model shapes as published, and packed datasets."""
+"""What is trained: the model shapes of geometries/, and packed datasets."""
 
 import json
 import pathlib
 
 import numpy as np
 
-_QWEN3_30B_A3B = {
-    "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151936, "hidden_size": 2048,
-    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32,
-    "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
-    "decoder_sparse_step": 1, "mlp_only_layers": [], "max_position_embeddings": 40960, "rope_theta": 1000000.0,
-    "use_sliding_window": False, "sliding_window": None, "rms_norm_eps": 1e-6}
-_MIXTRAL_8X7B = {
-    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "vocab_size": 32000, "hidden_size": 4096,
-    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "head_dim": 128, "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 32768,
-    "rope_theta": 1000000.0, "sliding_window": None, "rms_norm_eps": 1e-5}
-_TINY = dict(_QWEN3_30B_A3B, vocab_size=512, hidden_size=64, intermediate_size=128, moe_intermediate_size=32,
-             num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32, num_experts=8,
-             num_experts_per_tok=2, max_position_embeddings=4096)
-_SHARED = {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "initializer_range": 0.02,
-           "tie_word_embeddings": False, "use_cache": False, "dtype": "float32"}
+_FOLDER = pathlib.Path(__file__).resolve().parents[2] / "geometries"
+_PUBLISHED = {name: json.loads((_FOLDER / name / "config.json").read_text())
+              for name in ("qwen3-30b-a3b", "mixtral-8x7b")}
+_TINY = dict(_PUBLISHED["qwen3-30b-a3b"], vocab_size=512, hidden_size=64, intermediate_size=128,
+             moe_intermediate_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+             num_experts=8, num_experts_per_tok=2, max_position_embeddings=4096)
+_RUN = {"use_cache": False, "dtype": "float32"}
 
-GEOMETRIES = {"qwen3-30b-a3b": _QWEN3_30B_A3B, "mixtral-8x7b": _MIXTRAL_8X7B, "tiny": _TINY}
+GEOMETRIES = _PUBLISHED | {"tiny": _TINY}
 DEFAULT_LAYERS = {"qwen3-30b-a3b": 8, "mixtral-8x7b": 2, "tiny": 4}
 
 
 def config_of(geometry, layers=None):
-    return GEOMETRIES[geometry] | _SHARED | {"num_hidden_layers": layers or DEFAULT_LAYERS[geometry]}
+    return GEOMETRIES[geometry] | _RUN | {"num_hidden_layers": layers or DEFAULT_LAYERS[geometry]}
 
 
 def write_config(folder, config):

@@ -93,6 +93,15 @@ Json ModelJson(const ModelDescription& model) {
     mixtures.push_back(kind == MixtureKind::kRoutedExperts ? "routed" : "dense");
   }
   json["mixtures"] = std::move(mixtures);
+  // Only where there is one: manifests of before it had no key.
+  if (model.yarn) {
+    json["yarn"] = {{"factor", model.yarn->factor},
+                    {"original_positions", model.yarn->original_positions},
+                    {"beta_fast", model.yarn->beta_fast},
+                    {"beta_slow", model.yarn->beta_slow},
+                    {"attention_factor", model.yarn->attention_factor},
+                    {"truncate", model.yarn->truncate}};
+  }
   return json;
 }
 
@@ -106,15 +115,17 @@ class Fields {
     }
   }
 
-  const Json* Take(const char* name) {
+  // Null where there is none.
+  const Json* TakeOptional(const char* name) {
     if (object_ == nullptr) return nullptr;
     taken_.insert(name);
     const auto found = object_->find(name);
-    if (found == object_->end()) {
-      Fail("has no \"" + std::string(name) + "\"");
-      return nullptr;
-    }
-    return &*found;
+    return found == object_->end() ? nullptr : &*found;
+  }
+  const Json* Take(const char* name) {
+    const Json* value = TakeOptional(name);
+    if (value == nullptr) Fail("has no \"" + std::string(name) + "\"");
+    return value;
   }
   int64_t Integer(const char* name, int64_t minimum, int64_t maximum) {
     const Json* value = Take(name);
@@ -193,6 +204,18 @@ class Fields {
   Status status_;
 };
 
+Status ParseYarn(const Json& json, const std::string& where, ModelDescription* model) {
+  Fields fields(&json, where);
+  model->yarn =
+      YarnScaling{.factor = fields.Real("factor"),
+                  .original_positions = fields.Integer("original_positions", 1, kMostYarnPositions),
+                  .beta_fast = fields.Real("beta_fast"),
+                  .beta_slow = fields.Real("beta_slow"),
+                  .attention_factor = fields.Real("attention_factor"),
+                  .truncate = fields.Bool("truncate")};
+  return fields.Finish();
+}
+
 Status ParseModel(const Json& json, const std::string& where, ModelDescription* model) {
   Fields fields(&json, where);
   const std::string family = fields.String("family");
@@ -219,6 +242,9 @@ Status ParseModel(const Json& json, const std::string& where, ModelDescription* 
       fields.Fail("has " + std::to_string(model->mixtures.size()) + " mixtures for " +
                   std::to_string(model->layer_count) + " layers");
     }
+  }
+  if (const Json* yarn = fields.TakeOptional("yarn"); yarn != nullptr) {
+    OOM_RETURN_IF_ERROR(ParseYarn(*yarn, where + ": yarn", model));
   }
   return fields.Finish();
 }
@@ -357,10 +383,12 @@ Result<Manifest> ParseManifest(std::string_view text, std::string_view where) {
 }
 
 std::string ModelDifference(const ModelDescription& a, const ModelDescription& b) {
-  const Json json_a = ModelJson(a);
-  const Json json_b = ModelJson(b);
+  Json json_a = ModelJson(a);
+  Json json_b = ModelJson(b);
+  // Null where only one has the key.
+  for (const auto& item : json_b.items()) json_a.emplace(item.key(), nullptr);
   for (const auto& item : json_a.items()) {
-    const Json& other = json_b.at(item.key());
+    const Json& other = json_b[item.key()];
     if (item.value() != other)
       return item.key() + " " + item.value().dump() + " against " + other.dump();
   }

@@ -31,11 +31,20 @@ __global__ void FillRotaryTableKernel(RotaryTableArguments<T> a, const Position*
   const int64_t half = a.head_size / 2;
   if (index >= a.tokens * half) return;
   const int64_t token = index / half;
-  const float exponent = static_cast<float>(2 * (index % half)) / static_cast<float>(a.head_size);
-  const float frequency = 1.0f / powf(static_cast<float>(a.theta), exponent);
+  const int64_t pair = index % half;
+  const float exponent = static_cast<float>(2 * pair) / static_cast<float>(a.head_size);
+  const float power = powf(static_cast<float>(a.theta), exponent);
+  float frequency = 1.0f / power;
+  if (a.factor > 0.0f) {
+    const float ramp = (static_cast<float>(pair) - a.ramp_low) / a.ramp_width;
+    const float fast = 1.0f - fminf(fmaxf(ramp, 0.0f), 1.0f);
+    // Not fused: the products are rounded as in the composite.
+    frequency =
+        __fadd_rn(__fmul_rn(1.0f / (a.factor * power), 1.0f - fast), __fmul_rn(frequency, fast));
+  }
   const float angle = static_cast<float>(positions_T[token]) * frequency;
-  a.cosine[index] = RoundedTo<T>(cosf(angle));
-  a.sine[index] = RoundedTo<T>(sinf(angle));
+  a.cosine[index] = RoundedTo<T>(cosf(angle) * a.attention_factor);
+  a.sine[index] = RoundedTo<T>(sinf(angle) * a.attention_factor);
 }
 
 // What all lanes of a head agree on: kLanes lanes hold a head, each kPackedCount pairs of it, so

@@ -2,6 +2,7 @@
 //   n = norm(x) or x;  y1 = n1 cos - n2 sin,  y2 = n2 cos + n1 sin,
 // where 1 and 2 are the halves of a head and element i of both turns by position * theta^(-2i/d).
 // Backward: dn1 = dy1 cos + dy2 sin,  dn2 = dy2 cos - dy1 sin;  then dx and dw of the norm.
+// cos and sin are what the table holds: with YaRN other frequencies, times the attention factor.
 // The same roundings as runtime/ops/rotary and rms_norm: angles, cosine and sine are FP32, the
 // table is rounded to T, so are xh, n, each product, each sum, and dn before it meets the norm. dx
 // is rounded to T. T is BF16 or FP32. Shapes: T tokens, N heads, d head size (even; at most 512
@@ -23,6 +24,12 @@ struct RotaryTableArguments {
   int64_t tokens = 0;
   int64_t head_size = 0;
   double theta = 0.0;
+  // Of YaRN (runtime/model/yarn.h): pair i is slow to the share clamp((i - ramp_low) / ramp_width,
+  // 0, 1), and of slow pairs the frequency is divided by `factor`. 0: none.
+  float factor = 0.0f;
+  float ramp_low = 0.0f;
+  float ramp_width = 1.0f;
+  float attention_factor = 1.0f;
   T* cosine = nullptr;
   T* sine = nullptr;
 };

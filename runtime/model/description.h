@@ -5,8 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "runtime/model/yarn.h"
 
 namespace oom {
 
@@ -39,6 +42,7 @@ struct ModelDescription {
   bool tied_embedding = false;
   double initializer_range = 0.02;
   std::vector<MixtureKind> mixtures;  // One a layer.
+  std::optional<YarnScaling> yarn;    // Of the rotary embedding; absent: plain.
 };
 
 }  // namespace oom

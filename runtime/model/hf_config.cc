@@ -1,15 +1,15 @@
 #include "runtime/model/hf_config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
-#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "runtime/base/file.h"
+#include "runtime/model/config_reader.h"
+#include "runtime/model/rope_config.h"
 #include "runtime/model/strict_json.h"
 
 namespace oom {
@@ -29,91 +29,8 @@ constexpr FamilyRow kFamilies[] = {
 };
 
 // Bounds that keep every size of a hostile configuration far from overflow.
-constexpr int64_t kDimensionLimit = int64_t{1} << 24;
 constexpr int64_t kLayerLimit = 4096;
 constexpr int64_t kExpertTensorLimit = int64_t{1} << 22;
-
-// Typed access to the configuration's keys. The first failure is kept; later reads return defaults,
-// so that the parser reads as a list.
-class Reader {
- public:
-  Reader(const json& root, std::string where) : root_(root), where_(std::move(where)) {}
-
-  // Null counts as absent, as it does for transformers.
-  const json* Find(std::string_view key) const {
-    const auto found = root_.find(key);
-    return found == root_.end() || found->is_null() ? nullptr : &*found;
-  }
-
-  int64_t Count(std::string_view key, std::optional<int64_t> fallback,
-                int64_t limit = kDimensionLimit) {
-    const json* value = Find(key);
-    if (value == nullptr) {
-      if (!fallback) Fail(key, "is missing");
-      return fallback.value_or(1);
-    }
-    if (!value->is_number_integer() || value->get<double>() < 1 ||
-        value->get<double>() > static_cast<double>(limit)) {
-      Fail(key, "is " + Excerpt(*value) + "; it must be a whole number from 1 to " +
-                    std::to_string(limit));
-      return 1;
-    }
-    return value->get<int64_t>();
-  }
-
-  double Positive(const json& object, std::string_view key, double fallback) {
-    const auto found = object.find(key);
-    if (found == object.end() || found->is_null()) return fallback;
-    const double number = found->is_number() ? found->get<double>() : 0.0;
-    if (!(number > 0) || !std::isfinite(number)) {
-      Fail(key, "is " + Excerpt(*found) + "; it must be a positive number");
-      return fallback;
-    }
-    return number;
-  }
-  double Positive(std::string_view key, double fallback) { return Positive(root_, key, fallback); }
-
-  bool Flag(std::string_view key, bool fallback) {
-    const json* value = Find(key);
-    if (value == nullptr) return fallback;
-    if (!value->is_boolean()) {
-      Fail(key, "is " + Excerpt(*value) + "; it must be true or false");
-      return fallback;
-    }
-    return value->get<bool>();
-  }
-
-  // Refuses the key unless it is absent, null or one of the `harmless` values.
-  void RefuseUnless(std::string_view key, std::initializer_list<json> harmless) {
-    const json* value = Find(key);
-    if (value == nullptr) return;
-    for (const json& allowed : harmless) {
-      if (*value == allowed) return;
-    }
-    Fail(key, "is " + Excerpt(*value) + ", which training does not implement");
-  }
-
-  void Fail(std::string_view key, const std::string& what) {
-    if (!status_.ok()) return;
-    status_ = Status(Code::kInvalidArgument, where_ + ": \"" + std::string(key) + "\" " + what)
-                  .WithField(where_);
-  }
-
-  static std::string Excerpt(const json& value) {
-    std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
-    if (text.size() > 200) text = text.substr(0, 200) + "...";
-    return text;
-  }
-
-  const json& root() const { return root_; }
-  const std::string& where() const { return where_; }
-  const Status& status() const { return status_; }
-
- private:
-  const json& root_;
-  const std::string where_;
-  Status status_;
-};
 
 std::string SupportedNames() {
   std::string text;
@@ -124,7 +41,7 @@ std::string SupportedNames() {
   return text;
 }
 
-Result<Family> ReadFamily(const Reader& reader) {
+Result<Family> ReadFamily(const ConfigReader& reader) {
   std::string architecture;
   if (const json* list = reader.Find("architectures"); list != nullptr) {
     if (!list->is_array() || list->size() != 1 || !(*list)[0].is_string()) {
@@ -156,38 +73,9 @@ Result<Family> ReadFamily(const Reader& reader) {
       .WithField(reader.where());
 }
 
-// `rope_theta` with `rope_scaling`, or `rope_parameters` that hold both.
-void ReadRope(Reader& reader, ModelDescription& model) {
-  const double fallback = model.family == Family::kMixtral ? 1e6 : 1e4;
-  model.rope_theta = reader.Positive("rope_theta", fallback);
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    const json* rope = reader.Find(key);
-    if (rope == nullptr) continue;
-    if (!rope->is_object()) {
-      reader.Fail(key, "is " + Reader::Excerpt(*rope) + "; it must be an object");
-      continue;
-    }
-    for (const auto& [name, value] : rope->items()) {
-      if (value.is_null()) continue;
-      const bool is_type = name == "rope_type" || name == "type";
-      const bool harmless = (is_type && value == "default") || name == "rope_theta" ||
-                            (name == "partial_rotary_factor" && value == 1.0);
-      if (!harmless) {
-        reader.Fail(std::string(key) + "." + name,
-                    "is " + Reader::Excerpt(value) + ", which training does not implement");
-      }
-    }
-    const double theta = reader.Positive(*rope, "rope_theta", model.rope_theta);
-    if (reader.Find("rope_theta") != nullptr && theta != model.rope_theta) {
-      reader.Fail(std::string(key) + ".rope_theta", "differs from \"rope_theta\"");
-    }
-    model.rope_theta = theta;
-  }
-}
-
 // Features of these architectures, and of configurations like theirs, that would change the
 // numbers.
-void RefuseOthers(Reader& reader) {
+void RefuseOthers(ConfigReader& reader) {
   reader.RefuseUnless("hidden_act", {"silu", "swish"});
   reader.RefuseUnless("attention_bias", {false});
   reader.RefuseUnless("mlp_bias", {false});
@@ -201,25 +89,25 @@ void RefuseOthers(Reader& reader) {
     for (const json& type : *types) {
       if (type != "full_attention") {
         reader.Fail("layer_types",
-                    "has " + Reader::Excerpt(type) + ", which training does not implement");
+                    "has " + ConfigReader::Excerpt(type) + ", which training does not implement");
       }
     }
   }
 }
 
-int64_t ReadExpertCount(Reader& reader) {
+int64_t ReadExpertCount(ConfigReader& reader) {
   const json* a = reader.Find("num_experts");
   const json* b = reader.Find("num_local_experts");
   if (a != nullptr && b != nullptr && *a != *b) {
-    reader.Fail("num_experts", "is " + Reader::Excerpt(*a) + " and \"num_local_experts\" is " +
-                                   Reader::Excerpt(*b));
+    reader.Fail("num_experts", "is " + ConfigReader::Excerpt(*a) +
+                                   " and \"num_local_experts\" is " + ConfigReader::Excerpt(*b));
   }
   return reader.Count(a != nullptr || b == nullptr ? "num_experts" : "num_local_experts",
                       std::nullopt);
 }
 
 // Layer n is dense if it is in mlp_only_layers or (n + 1) % decoder_sparse_step != 0.
-void ReadMixtures(Reader& reader, ModelDescription& model) {
+void ReadMixtures(ConfigReader& reader, ModelDescription& model) {
   std::vector<MixtureKind> mixtures(static_cast<size_t>(model.layer_count),
                                     MixtureKind::kRoutedExperts);
   if (model.family == Family::kQwen3Moe) {
@@ -233,7 +121,7 @@ void ReadMixtures(Reader& reader, ModelDescription& model) {
       if (!dense->is_array()) reader.Fail("mlp_only_layers", "is not a list");
       for (const json& entry : *dense) {
         if (!entry.is_number_unsigned()) {
-          reader.Fail("mlp_only_layers", "has " + Reader::Excerpt(entry) + ", not a layer");
+          reader.Fail("mlp_only_layers", "has " + ConfigReader::Excerpt(entry) + ", not a layer");
           continue;
         }
         // A number beyond the last layer names no layer, as in transformers.
@@ -248,7 +136,7 @@ void ReadMixtures(Reader& reader, ModelDescription& model) {
   model.mixtures = std::move(mixtures);
 }
 
-void CheckTogether(Reader& reader, const ModelDescription& model) {
+void CheckTogether(ConfigReader& reader, const ModelDescription& model) {
   if (model.query_head_count % model.kv_head_count != 0) {
     reader.Fail("num_key_value_heads", "does not divide \"num_attention_heads\"");
   }
@@ -295,7 +183,7 @@ Result<ModelDescription> ParseHfConfig(std::string_view json_text, const std::st
   if (!root.is_object()) {
     return Status(Code::kInvalidArgument, where + ": is not a JSON object").WithField(where);
   }
-  Reader reader(root, where);
+  ConfigReader reader(root, where);
   ModelDescription model;
   OOM_ASSIGN_OR_RETURN(model.family, ReadFamily(reader));
   const bool qwen = model.family == Family::kQwen3Moe;
@@ -328,7 +216,7 @@ Result<ModelDescription> ParseHfConfig(std::string_view json_text, const std::st
     model.sliding_window =
         reader.Count("sliding_window", std::nullopt, std::numeric_limits<int32_t>::max());
   }
-  ReadRope(reader, model);
+  ReadRope(reader, &model);
   RefuseOthers(reader);
   ReadMixtures(reader, model);
   CheckTogether(reader, model);

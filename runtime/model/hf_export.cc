@@ -17,6 +17,7 @@
 #include "runtime/model/export_files.h"
 #include "runtime/model/hf_config.h"
 #include "runtime/model/hf_source.h"
+#include "runtime/model/rope_config.h"
 #include "runtime/model/staged_directory.h"
 #include "runtime/model/strict_json.h"
 
@@ -147,9 +148,10 @@ Status CopyCompanions(const fs::path& from, const fs::path& to) {
   return Status::Ok();
 }
 
-// The configuration with another type, or a bare one completed; the order of its keys is kept.
+// The configuration completed, with the type, if one is given, and the rotary scaling that the
+// model was trained with; the order of its keys is kept.
 Result<std::string> EditedConfig(const std::string& text, const std::string& where,
-                                 const ModelDescription& model, TensorType type) {
+                                 const ModelDescription& model, std::optional<TensorType> type) {
   OOM_ASSIGN_OR_RETURN(const ModelDescription described, ParseHfConfig(text, where));
   if (described.family != model.family) {
     return Status(Code::kInvalidArgument, where + ": describes another architecture");
@@ -159,9 +161,11 @@ Result<std::string> EditedConfig(const std::string& text, const std::string& whe
   OOM_CHECK(root.is_object());  // ParseHfConfig has seen it.
   root["architectures"] = {std::string(ArchitectureName(model.family))};
   root["model_type"] = ModelTypeName(model.family);
+  if (described.yarn != model.yarn) WriteRope(model, &root);
+  if (!type) return root.dump(2) + "\n";
   const bool old_key = root.contains("torch_dtype");
-  if (old_key) root["torch_dtype"] = TorchTypeName(type);
-  if (!old_key || root.contains("dtype")) root["dtype"] = TorchTypeName(type);
+  if (old_key) root["torch_dtype"] = TorchTypeName(*type);
+  if (!old_key || root.contains("dtype")) root["dtype"] = TorchTypeName(*type);
   return root.dump(2) + "\n";
 }
 
@@ -213,12 +217,15 @@ Status ExportWithTemplate(const StateSource& state, const ModelDescription& mode
   OOM_RETURN_IF_ERROR(CheckFreeSpace(staged.path(), TotalBytes(plan.exports)));
   OOM_RETURN_IF_ERROR(WriteExportFiles(state, StateArray::kMaster, plan.exports, staged.path(),
                                        options.thread_count));
-  if (plan.retyped) {
-    const std::string config = from + "/" + kConfigFileName;
-    OOM_ASSIGN_OR_RETURN(const std::string text, ReadFile(config));
-    OOM_ASSIGN_OR_RETURN(const std::string edited,
-                         EditedConfig(text, config, model, *options.type));
+  const std::string config = from + "/" + kConfigFileName;
+  OOM_ASSIGN_OR_RETURN(const std::string text, ReadFile(config));
+  OOM_ASSIGN_OR_RETURN(const ModelDescription described, ParseHfConfig(text, config));
+  if (plan.retyped || described.yarn != model.yarn) {
+    const std::optional<TensorType> type = plan.retyped ? options.type : std::nullopt;
+    OOM_ASSIGN_OR_RETURN(const std::string edited, EditedConfig(text, config, model, type));
     OOM_RETURN_IF_ERROR(WriteFileAtomically(staged.path() + "/" + kConfigFileName, edited));
+  }
+  if (plan.retyped) {
     OOM_RETURN_IF_ERROR(WriteExportIndex(plan.exports, staged.path()));
   } else if (plan.files->sharded()) {
     OOM_RETURN_IF_ERROR(

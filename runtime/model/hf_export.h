@@ -33,7 +33,8 @@ struct HfExportOptions {
   std::string companion_directory;
 
   // Type of every trained tensor. Unset: what the template has; BF16 without one. A type that
-  // differs from the template's is written to config.json too.
+  // differs from the template's is written to config.json too, and so is a rotary scaling (YaRN)
+  // of the model that differs from the configuration's.
   std::optional<TensorType> type;
   int64_t shard_bytes = kDefaultShardBytes;  // Without a template: the most a file may hold.
   int thread_count = 4;                      // Files written at the same time.

@@ -52,8 +52,7 @@ at::Tensor MixerForward(const ModelDescription& model, const LayerTensors& weigh
   const at::Tensor value = at::linear(normed_TH, slice.KeyValue(weights.value))
                                .view({tokens, slice.kv_heads, model.head_size});
 
-  const RotaryTable table =
-      MakeRotaryTable(batch.positions, model.head_size, model.rope_theta, x_TH.scalar_type());
+  const RotaryTable table = MakeRotaryTable(model, batch.positions, x_TH.scalar_type());
   AttentionOutput attention =
       CausalAttentionForward(NormAndRotate(model, query, weights.query_norm, table),
                              NormAndRotate(model, key, weights.key_norm, table), value,
@@ -81,8 +80,7 @@ at::Tensor MixerBackward(const ModelDescription& model, const LayerTensors& weig
   const int64_t tokens = dh_TH.size(0);
   const at::Tensor normed_TH =
       RmsNormForward(saved.input_TH, weights.input_norm, model.rms_epsilon);
-  const RotaryTable table =
-      MakeRotaryTable(batch.positions, model.head_size, model.rope_theta, dh_TH.scalar_type());
+  const RotaryTable table = MakeRotaryTable(model, batch.positions, dh_TH.scalar_type());
 
   const at::Tensor dattended = at::mm(dh_TH, slice.Output(weights.output));
   AccumulateWeightGradient(slice.Output(gradients->output), dh_TH,

@@ -4,15 +4,48 @@
 
 namespace oom {
 
+namespace {
+
+// Each step in the published models' order and in the frequency's own type.
+at::Tensor YarnFrequency(const at::Tensor& power, const YarnScaling& yarn, int64_t head_size,
+                         double theta) {
+  const YarnRamp ramp = YarnRampOf(yarn, head_size, theta);
+  const at::Tensor fast = at::arange(power.size(0), power.options())
+                              .sub_(ramp.low)
+                              .div_(ramp.high - ramp.low)
+                              .clamp_(0, 1)
+                              .neg_()
+                              .add_(1);
+  const at::Tensor slow = at::rsub(fast, 1);
+  return at::reciprocal(at::mul(power, yarn.factor))
+      .mul_(slow)
+      .add_(at::reciprocal(power).mul_(fast));
+}
+
+}  // namespace
+
 RotaryTable MakeRotaryTable(const at::Tensor& positions_T, int64_t head_size, double theta,
-                            at::ScalarType type) {
+                            at::ScalarType type, const std::optional<YarnScaling>& yarn) {
   const at::TensorOptions wide = positions_T.options().dtype(WideType(type));
   const at::Tensor exponent =
       at::arange(0, head_size, 2, wide).div_(static_cast<double>(head_size));
-  const at::Tensor frequency = at::reciprocal(at::pow(theta, exponent));
+  const at::Tensor power = at::pow(theta, exponent);
+  const at::Tensor frequency =
+      yarn ? YarnFrequency(power, *yarn, head_size, theta) : at::reciprocal(power);
   const at::Tensor angle =
       at::mul(positions_T.to(wide.dtype()).unsqueeze(1), frequency).unsqueeze(1);
-  return {.cosine = at::cos(angle).to(type), .sine = at::sin(angle).to(type)};
+  at::Tensor cosine = at::cos(angle);
+  at::Tensor sine = at::sin(angle);
+  if (yarn) {
+    cosine.mul_(yarn->attention_factor);
+    sine.mul_(yarn->attention_factor);
+  }
+  return {.cosine = cosine.to(type), .sine = sine.to(type)};
+}
+
+RotaryTable MakeRotaryTable(const ModelDescription& model, const at::Tensor& positions_T,
+                            at::ScalarType type) {
+  return MakeRotaryTable(positions_T, model.head_size, model.rope_theta, type, model.yarn);
 }
 
 at::Tensor RotaryForward(const at::Tensor& x_TNd, const RotaryTable& table) {

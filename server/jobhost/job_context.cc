@@ -4,7 +4,6 @@
 
 #include "planner/job_settings.h"
 #include "runtime/graph/graph_builder.h"
-#include "runtime/model/hf_config.h"
 
 namespace oom {
 namespace {
@@ -23,7 +22,7 @@ Result<std::unique_ptr<JobContext>> JobContext::Create(const internal::v1::JobSt
   std::unique_ptr<JobContext> context(new JobContext(start));
   context->pool_fds_ = std::move(pool_fds);
   context->topology_ = std::move(topology);
-  auto model = ReadHfConfig(ConfigPath(start.spec()));
+  auto model = ReadJobModel(start.spec());
   if (!model.ok()) return AsInvalidInput(model.status());
   context->model_ = std::move(model).value();
   const v1::Plan& plan = start.plan();

@@ -1,6 +1,7 @@
 #include <boost/asio/post.hpp>
 
 #include "oom/v1/job.grpc.pb.h"
+#include "planner/geometry.h"
 #include "server/oomd/gpu_limits.h"
 #include "server/oomd/job_streams.h"
 #include "server/oomd/request_check.h"
@@ -168,6 +169,14 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
     Result<PlannedJob> planned =
         services_.plan(request->job().spec(), LimitsNow(services_, request->job().spec()));
     if (!planned.ok()) return call.Finish(planned.status());
+    if (IsGeometry(request->job().spec())) {
+      // Never a job: neither the node's devices nor the queue have a say.
+      v1::Job sized;
+      *sized.mutable_spec() = std::move(planned->spec);
+      *sized.mutable_plan() = std::move(planned->plan);
+      *sized.mutable_model() = std::move(planned->model);
+      return call.Finish(Result<v1::Job>(std::move(sized)), response);
+    }
     Controller::NewJob job{.job_id = request->job_id(),
                            .owner = call.caller(),
                            .request_id = request->request_id(),

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "planner/geometry.h"
 #include "server/oomd/job_record.h"
 
 namespace oom {
@@ -38,6 +39,10 @@ Status CheckCreate(const v1::CreateJobRequest& request) {
   if (static_cast<int64_t>(spec.ByteSizeLong()) > kMaxSpecBytes) {
     return Bad("job.spec", "has " + std::to_string(spec.ByteSizeLong()) + " bytes, more than " +
                                std::to_string(kMaxSpecBytes));
+  }
+  if (IsGeometry(spec) && !request.validate_only()) {
+    return Bad("data.train",
+               "is required; without data and output a model is only planned (validate_only)");
   }
   if (request.request_id().size() > kMaxRequestIdBytes) {
     return Bad("request_id", "has at most " + std::to_string(kMaxRequestIdBytes) + " bytes");

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 
 #include "runtime/base/file.h"
 #include "runtime/checkpoint/checkpoint_directory.h"
@@ -154,6 +155,29 @@ TEST_F(ExportTest, AModelDirectoryIsTheTemplate) {
   EXPECT_EQ(Compare(run_ + "/export", 11, StateArray::kMaster, TensorType::kBF16), "");
   EXPECT_EQ(*ReadFile(run_ + "/export/tokenizer.json"), "{\"a\": 1}");
   EXPECT_EQ(*ReadFile(run_ + "/export/config.json"), *ReadFile(source + "/config.json"));
+}
+
+// The configuration says what the model was trained with, from a bare one and from a directory.
+TEST_F(ExportTest, TheConfigurationHasTheRotaryScalingOfTheCheckpoint) {
+  model_.yarn = MakeYarn(4.0, 32);
+  Write(10);
+  const std::string source = directory_.path() + "/source";
+  ASSERT_TRUE(ExportCheckpoint({.output_directory = run_, .destination = source}).ok());
+  EXPECT_EQ(ReadHfConfig(source)->yarn, model_.yarn);
+  EXPECT_EQ(ReadHfConfig(source)->rope_theta, 1e6);
+  EXPECT_NE(ReadFile(source + "/config.json")->find("\"my_own_key\": 5"), std::string::npos);
+  ASSERT_TRUE(
+      WriteFileAtomically(run_ + "/job.json",
+                          R"({"uid": "uid-1", "spec": {"model": {"path": ")" + source + "\"}}}")
+          .ok());
+  for (const auto& yarn : {std::optional(MakeYarn(2.0, 16)), std::optional<YarnScaling>()}) {
+    model_.yarn = yarn;
+    Write(yarn ? 11 : 12);
+    ASSERT_TRUE(ExportCheckpoint({.output_directory = run_}).ok());
+    EXPECT_EQ(ReadHfConfig(run_ + "/export")->yarn, yarn);
+    EXPECT_EQ(Compare(run_ + "/export", yarn ? 11 : 12, StateArray::kMaster, TensorType::kBF16),
+              "");
+  }
 }
 
 TEST_F(ExportTest, ADamagedNewestIsSkippedAndADamagedNamedOneRefused) {

@@ -49,6 +49,29 @@ TEST(ManifestTest, ReadsBackWhatItWrote) {
   EXPECT_EQ(FormatManifest(*parsed), FormatManifest(manifest));
 }
 
+// Goal: a scaled rotary embedding is part of the model, and manifests without one stay as they
+// were.
+TEST(ManifestTest, YarnIsReadBackAndComparedAndOnlyThereIfItIsUsed) {
+  Manifest manifest = Example();
+  EXPECT_EQ(FormatManifest(manifest).find("yarn"), std::string::npos);
+  const ModelDescription plain = manifest.model;
+  manifest.model.yarn = MakeYarn(4.0, 32768);
+  manifest.model.yarn->truncate = false;
+  const auto parsed = ParseManifest(FormatManifest(manifest), "m");
+  ASSERT_TRUE(parsed.ok()) << parsed.status().ToString();
+  EXPECT_EQ(parsed->model.yarn, manifest.model.yarn);
+  EXPECT_EQ(ModelDifference(parsed->model, manifest.model), "");
+  EXPECT_TRUE(ModelDifference(plain, manifest.model).starts_with("yarn null against {"));
+  EXPECT_TRUE(ModelDifference(manifest.model, plain).ends_with(" against null"));
+  const std::string text = FormatManifest(manifest);
+  for (const auto& [from, to] :
+       {std::pair("\"original_positions\":32768", "\"original_positions\":0"),
+        std::pair("\"truncate\":false", "\"truncate\":0"),
+        std::pair("\"beta_slow\"", "\"beta_slaw\"")}) {
+    EXPECT_FALSE(ParseManifest(Resealed(text, from, to), "m").ok()) << from;
+  }
+}
+
 TEST(ManifestTest, EveryFlippedBitIsSeen) {
   const std::string text = FormatManifest(Example());
   for (size_t byte = 0; byte < text.size(); ++byte) {

@@ -79,6 +79,19 @@ TEST(JobYamlTest, TheDocumentedExampleBecomesTheSpecThatItSays) {
   EXPECT_EQ(spec->output(), "/srv/runs/tiny");
 }
 
+TEST(JobYamlTest, RopeScalingIsNamedAsInConfigJson) {
+  const std::string yaml =
+      "model: {path: m, rope_scaling: {kind: yarn, factor: 2, original_max_position_embeddings: "
+      "64}}\n"
+      "data: {train: d}\nsequence_length: 8\nglobal_batch: 2\nsteps: 3\noutput: o\n";
+  const Result<v1::JobSpec> spec = Parse(yaml);
+  ASSERT_TRUE(spec.ok()) << spec.status().ToString();
+  EXPECT_EQ(spec->model().rope_scaling().kind(), v1::ROPE_SCALING_KIND_YARN);
+  EXPECT_EQ(spec->model().rope_scaling().factor(), 2.0);
+  EXPECT_EQ(spec->model().rope_scaling().original_max_position_embeddings(), 64);
+  EXPECT_FALSE(Parse(kShortest)->model().has_rope_scaling());
+}
+
 TEST(JobYamlTest, HostMemoryMayBeAListByNode) {
   const Result<v1::JobSpec> spec =
       Parse(std::string(kShortest) + "budgets: {host_memory: [1.5GiB, 512MiB, 4096]}\n");

@@ -7,6 +7,8 @@
 #include <tuple>
 
 #include "client/job_yaml.h"
+#include "runtime/base/file.h"
+#include "runtime/base/units.h"
 #include "tests/client/command_fixture.h"
 
 namespace oom {
@@ -112,6 +114,97 @@ TEST_F(CommandTest, PlanShowsMemoryDiskLowerBoundAndTheCostOfClippingAndSubmitsN
             std::string::npos);
   for (const auto& request : fake_->created()) EXPECT_TRUE(request.validate_only());
   EXPECT_EQ(Run({"ls", "-o", "name"}).data, "");
+}
+
+TEST_F(CommandTest, PlanOfAGeometrySendsItsConfigurationWithoutDataAndOutput) {
+  v1::Plan plan = MakePlan();
+  fake_->SetPlan(plan);
+  options_.environment["TMPDIR"] = folder_ + "/temporary";
+  std::filesystem::create_directory(folder_ + "/temporary");
+  // A folder is no job file.
+  std::filesystem::create_directory(folder_ + "/qwen3-30b-a3b");
+  const OomResult whole = Run({"plan", "qwen3-30b-a3b"});
+  ASSERT_EQ(whole.exit_code, 0) << whole.messages;
+  EXPECT_NE(whole.data.find("local, 2 ranks"), std::string::npos) << whole.data;
+  const OomResult part = Run({"plan",
+                              "mixtral-8x7b",
+                              "--layers",
+                              "3",
+                              "--sequence-length",
+                              "512",
+                              "--global-batch",
+                              "8",
+                              "--devices",
+                              "cuda",
+                              "--device-count",
+                              "4",
+                              "--gpu-memory",
+                              "1.5GiB",
+                              "--host-memory",
+                              "512GiB",
+                              "--precision",
+                              "float32",
+                              "-o",
+                              "json"});
+  ASSERT_EQ(part.exit_code, 0) << part.messages;
+  EXPECT_EQ(Json::parse(part.data)["rankCount"], 2);
+  const auto created = fake_->created();
+  ASSERT_EQ(created.size(), 2u);
+  for (const v1::CreateJobRequest& request : created) {
+    EXPECT_TRUE(request.validate_only());
+    EXPECT_EQ(request.job().spec().model().initialize(), v1::INITIALIZATION_RANDOM);
+    EXPECT_FALSE(request.job().spec().has_data());
+    EXPECT_EQ(request.job().spec().output(), "");
+  }
+  const v1::JobSpec& first = created[0].job().spec();
+  EXPECT_EQ(Json::parse(*ReadFile(first.model().config())),
+            Json::parse(*ReadFile(OOM_SOURCE_DIR "/geometries/qwen3-30b-a3b/config.json")));
+  EXPECT_EQ(first.sequence_length(), 4096);
+  EXPECT_EQ(first.global_batch(), 16);
+  EXPECT_EQ(first.devices().kind(), v1::DEVICE_KIND_CPU);
+  EXPECT_EQ(first.precision(), v1::PRECISION_BFLOAT16);
+  EXPECT_EQ(first.budgets().host_memory_bytes_size(), 0);
+  const v1::JobSpec& second = created[1].job().spec();
+  EXPECT_TRUE(second.model().config().starts_with(folder_ + "/temporary/")) << second.DebugString();
+  EXPECT_EQ(second.sequence_length(), 512);
+  EXPECT_EQ(second.global_batch(), 8);
+  EXPECT_EQ(second.devices().kind(), v1::DEVICE_KIND_CUDA);
+  EXPECT_EQ(second.devices().count(), 4);
+  EXPECT_EQ(second.budgets().gpu_memory_bytes(), 3_GiB / 2);
+  ASSERT_EQ(second.budgets().host_memory_bytes_size(), 1);
+  EXPECT_EQ(second.budgets().host_memory_bytes(0), 512_GiB);
+  EXPECT_EQ(second.precision(), v1::PRECISION_FLOAT32);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_ + "/temporary"));
+}
+
+TEST_F(CommandTest, AnUnknownGeometryIsAnsweredWithThoseThatThereAre) {
+  for (const char* command : {"plan", "init"}) {
+    const OomResult result = Run({command, "qwen3-30b-a3"});
+    EXPECT_EQ(result.exit_code, 4) << command;
+    EXPECT_NE(result.messages.find("did you mean 'qwen3-30b-a3b'?"), std::string::npos)
+        << result.messages;
+    EXPECT_NE(result.messages.find("mixtral-8x7b, qwen3-30b-a3b"), std::string::npos)
+        << result.messages;
+  }
+  const OomResult with_file = Run({"plan", "job.yaml", "--layers", "2"});
+  EXPECT_EQ(with_file.exit_code, 2);
+  EXPECT_NE(with_file.messages.find("--layers is for a geometry"), std::string::npos);
+  for (const char* bytes : {"", "much", "-1GiB", "5 parsecs"}) {
+    EXPECT_EQ(Run({"plan", "mixtral-8x7b", "--host-memory", bytes}).exit_code, 2) << bytes;
+  }
+  EXPECT_EQ(Run({"plan", "mixtral-8x7b", "--devices", "tpu"}).exit_code, 2);
+  EXPECT_EQ(fake_->unary_calls(), 0);
+}
+
+TEST_F(CommandTest, InitOfAGeometryStartsFromItsConfiguration) {
+  const OomResult result = Run({"init", "mixtral-8x7b", "--file", "-"});
+  ASSERT_EQ(result.exit_code, 0) << result.messages;
+  const Result<v1::JobSpec> spec = ParseJobYaml(result.data, "x", folder_);
+  ASSERT_TRUE(spec.ok()) << spec.status().ToString();
+  EXPECT_EQ(spec->name(), "mixtral-8x7b");
+  EXPECT_TRUE(spec->model().config().ends_with("/geometries/mixtral-8x7b/config.json"));
+  EXPECT_EQ(spec->model().initialize(), v1::INITIALIZATION_RANDOM);
+  EXPECT_TRUE(ReadFile(spec->model().config()).ok());
 }
 
 TEST_F(CommandTest, InitWritesAFileOnceAndPlanAcceptsIt) {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -82,6 +83,50 @@ TEST(HfConfig, AcceptsTheKeysOfEveryTransformersVersion) {
   EXPECT_TRUE(Parse(WithKey(base, "tie_word_embeddings", "true"))->tied_embedding);
 }
 
+TEST(HfConfig, ReadsYarnAsTransformersDoes) {
+  const auto yarn_of = [](const std::string& rope) {
+    const auto model = Parse(WithKey(TinyQwenConfig(), "rope_scaling", rope));
+    EXPECT_TRUE(model.ok()) << model.status().ToString();
+    EXPECT_TRUE(model->yarn.has_value());
+    return model->yarn.value_or(YarnScaling());
+  };
+  EXPECT_FALSE(Parse(TinyQwenConfig())->yarn.has_value());
+  const YarnScaling usual =
+      yarn_of(R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16})");
+  EXPECT_EQ(usual, MakeYarn(4.0, 16));
+  EXPECT_DOUBLE_EQ(usual.attention_factor, 0.1 * std::log(4.0) + 1.0);
+  // The old name of the kind; the original context is the configuration's unless it is given.
+  EXPECT_EQ(yarn_of(R"({"type": "yarn", "factor": 2})"), MakeYarn(2.0, 64));
+  EXPECT_EQ(
+      yarn_of(R"({"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 16})"),
+      MakeYarn(4.0, 16));
+  const YarnScaling own = yarn_of(
+      R"({"rope_type": "yarn", "factor": 4.0, "beta_fast": 16, "beta_slow": 2, "truncate": false,
+          "mscale": 1.0, "mscale_all_dim": 0.5})");
+  EXPECT_EQ(own.beta_fast, 16.0);
+  EXPECT_EQ(own.beta_slow, 2.0);
+  EXPECT_FALSE(own.truncate);
+  EXPECT_DOUBLE_EQ(own.attention_factor,
+                   (0.1 * std::log(4.0) + 1.0) / (0.05 * std::log(4.0) + 1.0));
+  EXPECT_EQ(
+      yarn_of(R"({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5})").attention_factor,
+      1.5);
+  const std::string parameters =
+      R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 7e5})";
+  const auto v5 =
+      Parse(WithKey(WithKey(TinyQwenConfig(), "rope_theta", ""), "rope_parameters", parameters));
+  ASSERT_TRUE(v5.ok()) << v5.status().ToString();
+  EXPECT_EQ(v5->yarn, MakeYarn(4.0, 16));
+  EXPECT_EQ(v5->rope_theta, 7e5);
+  // Twice, and not the same.
+  const std::string both = WithKey(WithKey(TinyQwenConfig(), "rope_theta", ""), "rope_scaling",
+                                   R"({"rope_type": "default"})");
+  EXPECT_TRUE(IsError(Parse(WithKey(both, "rope_parameters", parameters)), Code::kInvalidArgument,
+                      {"rope_parameters", "differs"}));
+  EXPECT_TRUE(IsError(Parse(WithKey(TinyMixtralConfig(), "rope_parameters", parameters)),
+                      Code::kInvalidArgument, {"rope_parameters", "yarn"}));
+}
+
 TEST(HfConfig, SparseStepMakesDenseLayers) {
   const auto model = Parse(
       WithKey(WithKey(TinyQwenConfig(), "mlp_only_layers", "[]"), "decoder_sparse_step", "2"));
@@ -94,7 +139,13 @@ TEST(HfConfig, SparseStepMakesDenseLayers) {
 // Each value would change the numbers, or cannot be meant: the message names the file and the key.
 TEST(HfConfig, RefusesByNameWhatTrainingDoesNotImplement) {
   const std::pair<const char*, const char*> cases[] = {
-      {"rope_scaling", R"({"type": "yarn", "factor": 4.0})"},
+      {"rope_scaling", R"({"type": "longrope", "factor": 4.0})"},
+      {"rope_scaling", R"({"type": "default", "factor": 4.0})"},
+      {"rope_scaling", R"({"rope_type": "yarn", "type": "linear", "factor": 4.0})"},
+      {"rope_scaling", R"({"rope_type": "yarn", "factor": 4.0, "short_factor": [1.0]})"},
+      {"rope_scaling", R"({"rope_type": "yarn"})"},
+      {"rope_scaling", R"({"rope_type": "yarn", "factor": 0.5})"},
+      {"rope_scaling", R"({"rope_type": "yarn", "factor": 2.0, "truncate": null})"},
       {"rope_parameters", R"({"rope_type": "linear", "rope_theta": 1e6})"},
       {"rope_parameters", R"({"rope_type": "default", "rope_theta": 2e6})"},
       {"rope_parameters", R"({"rope_type": "default", "partial_rotary_factor": 0.5})"},

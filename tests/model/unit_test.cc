@@ -24,36 +24,52 @@ ModelDescription Parse(const std::string& config) {
   return std::move(model).value();
 }
 
-const char kMixtral8x7B[] = R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
-  "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-  "intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2, "hidden_act": "silu",
-  "rope_theta": 1e6, "sliding_window": null, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
-  "vocab_size": 32000, "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
+ModelDescription Geometry(const std::string& name) {
+  auto model = ReadHfConfig(OOM_SOURCE_DIR "/geometries/" + name);
+  OOM_CHECK_MSG(model.ok(), model.ok() ? "" : model.status().message().c_str());
+  return std::move(model).value();
+}
 
-const char kQwen30B[] = R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
-  "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
-  "head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
-  "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [], "intermediate_size": 6144,
-  "hidden_act": "silu", "rope_theta": 1e6, "rope_scaling": null, "max_position_embeddings": 40960,
-  "use_sliding_window": false, "sliding_window": null, "max_window_layers": 48,
-  "attention_bias": false, "rms_norm_eps": 1e-6, "vocab_size": 151936,
-  "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
+// Of a unit, without padding.
+int64_t Parameters(const ParameterUnit& unit) {
+  int64_t elements = 0;
+  for (const TensorSpec& tensor : unit.tensors) elements += tensor.elements;
+  return elements;
+}
 
+// Goal: the geometries have the published numbers to the last digit. Method: the table of
+// components of the models reference, section 7, by unit.
 TEST(Units, PublishedModelsHaveTheirPublishedTensorAndParameterCounts) {
-  const ModelDescription mixtral = Parse(kMixtral8x7B);
-  const auto mixtral_units = BuildUnits(mixtral, 1);
-  EXPECT_EQ(ParameterCount(mixtral_units), 46'702'792'704);
-  EXPECT_EQ(PublishedTensors(mixtral, mixtral_units).size(), 995u);
-  const ModelDescription qwen = Parse(kQwen30B);
-  const auto qwen_units = BuildUnits(qwen, 1);
-  EXPECT_EQ(ParameterCount(qwen_units), 30'532'122'624);
-  EXPECT_EQ(PublishedTensors(qwen, qwen_units).size(), 18'867u);
+  const struct {
+    const char* name;
+    int64_t layers, embedding, mixer_router_norms, experts, head, total;
+    size_t tensors;
+  } cases[] = {
+      {"mixtral-8x7b", 32, 131'072'000, 41'943'040 + 32'768 + 8'192, 1'409'286'144,
+       131'072'000 + 4'096, 46'702'792'704, 995},
+      {"qwen3-30b-a3b", 48, 311'164'928, 18'874'624 + 262'144 + 4'096, 603'979'776,
+       311'164'928 + 2'048, 30'532'122'624, 18'867},
+  };
+  for (const auto& expected : cases) {
+    SCOPED_TRACE(expected.name);
+    const ModelDescription model = Geometry(expected.name);
+    const auto units = BuildUnits(model, 1);
+    ASSERT_EQ(static_cast<int64_t>(units.size()), 2 + 2 * expected.layers);
+    EXPECT_EQ(Parameters(units.front()), expected.embedding);
+    for (size_t u = 1; u + 1 < units.size(); u += 2) {
+      EXPECT_EQ(Parameters(units[u]), expected.mixer_router_norms) << units[u].name;
+      EXPECT_EQ(Parameters(units[u + 1]), expected.experts) << units[u + 1].name;
+    }
+    EXPECT_EQ(Parameters(units.back()), expected.head);
+    EXPECT_EQ(ParameterCount(units), expected.total);
+    EXPECT_EQ(PublishedTensors(model, units).size(), expected.tensors);
+  }
 }
 
 TEST(Units, PaddingCostsUnderHalfAPercentOnPublishedGeometries) {
-  for (const char* config : {kMixtral8x7B, kQwen30B}) {
+  for (const char* name : {"mixtral-8x7b", "qwen3-30b-a3b"}) {
     int64_t padded = 0;
-    const auto units = BuildUnits(Parse(config), 8);
+    const auto units = BuildUnits(Geometry(name), 8);
     for (const ParameterUnit& unit : units) padded += unit.elements;
     EXPECT_LT(static_cast<double>(padded), 1.005 * static_cast<double>(ParameterCount(units)));
   }

@@ -72,6 +72,34 @@ TEST(RotaryTest, AnglesOfLateFp32PositionsAreThoseOfThePublishedModels) {
   ExpectNear(table.sine.flatten(), at::sin(frequency * 200003.0f), 0.0, "sine");
 }
 
+// Goal: the published setting (head of 128, theta 1e6, 32,768 positions, factor 4) leaves the pairs
+// up to 23 alone, slows those from 40 on down to a quarter, and ramps between them.
+TEST(RotaryTest, YarnSlowsSlowPairsAndScalesCosineAndSine) {
+  const YarnScaling yarn = MakeYarn(4.0, 32768);
+  EXPECT_NEAR(yarn.attention_factor, 1.1386294361119891, 1e-15);
+  const int64_t position = 3;
+  const RotaryTable table =
+      MakeRotaryTable(at::full({1}, position, at::kLong), 128, 1e6, at::kDouble, yarn);
+  for (int64_t i = 0; i < 64; ++i) {
+    const double slow = std::clamp((static_cast<double>(i) - 23.0) / 17.0, 0.0, 1.0);
+    const double plain = std::pow(1e6, -static_cast<double>(2 * i) / 128.0);
+    const double angle = static_cast<double>(position) * plain * (1.0 - slow + slow / 4.0);
+    EXPECT_NEAR(table.cosine[0][0][i].item<double>(), yarn.attention_factor * std::cos(angle),
+                1e-12)
+        << i;
+    EXPECT_NEAR(table.sine[0][0][i].item<double>(), yarn.attention_factor * std::sin(angle), 1e-12)
+        << i;
+  }
+}
+
+TEST(RotaryTest, ATableWithYarnIsInvertedUpToTheSquareOfItsFactor) {
+  const YarnScaling yarn = MakeYarn(2.0, 64);
+  const RotaryTable table = MakeRotaryTable(at::arange(7, at::kLong), 8, 1e4, at::kDouble, yarn);
+  const at::Tensor x = Random({7, 3, 8}, 11);
+  ExpectNear(RotaryBackward(RotaryForward(x, table), table),
+             x * (yarn.attention_factor * yarn.attention_factor), kExact, "x");
+}
+
 TEST(SwigluTest, BackwardIsTheDerivativeOfForward) {
   const at::Tensor gate_up = Random({6, 14}, 9).mul_(3).requires_grad_();
   const at::Tensor dy = Random({6, 7}, 10);

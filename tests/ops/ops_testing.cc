@@ -22,6 +22,8 @@ std::vector<NamedModel> SmallModels() {
   qwen.rope_theta = 1e4;
   ModelDescription unnormalized = qwen;
   unnormalized.renormalize_top_k = false;
+  ModelDescription yarn = qwen;
+  yarn.yarn = MakeYarn(/*factor=*/4.0, /*original_positions=*/512);
   ModelDescription mixtral = qwen;
   mixtral.family = Family::kMixtral;
   mixtral.query_key_norm = false;
@@ -31,6 +33,7 @@ std::vector<NamedModel> SmallModels() {
   windowed.sliding_window = 5;
   return {{"qwen3", qwen},
           {"qwen3_unnormalized", unnormalized},
+          {"qwen3_yarn", yarn},
           {"mixtral", mixtral},
           {"mixtral_window", windowed}};
 }

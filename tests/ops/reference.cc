@@ -1,5 +1,6 @@
 #include "tests/ops/reference.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <tuple>
@@ -12,14 +13,34 @@ at::Tensor RotateHalf(const at::Tensor& x) {
   return at::cat({-halves[1], halves[0]}, -1);
 }
 
-at::Tensor Rotate(const at::Tensor& x_TNd, const at::Tensor& positions, double theta) {
+// Pair by pair, as the models reference has it (1.2).
+double YarnFrequency(double frequency, int64_t pair, const ModelDescription& model) {
+  const YarnScaling& yarn = *model.yarn;
+  const auto size = static_cast<double>(model.head_size);
+  const auto pair_of = [&](double turns) {
+    return size * std::log(static_cast<double>(yarn.original_positions) / (2 * M_PI * turns)) /
+           (2 * std::log(model.rope_theta));
+  };
+  const double low = std::max(std::floor(pair_of(yarn.beta_fast)), 0.0);
+  const double high = std::min(std::ceil(pair_of(yarn.beta_slow)), size - 1);
+  const double slow = std::clamp((static_cast<double>(pair) - low) / (high - low), 0.0, 1.0);
+  return frequency * ((1 - slow) + slow / yarn.factor);
+}
+
+at::Tensor Rotate(const at::Tensor& x_TNd, const at::Tensor& positions,
+                  const ModelDescription& model) {
   const int64_t size = x_TNd.size(2);
-  const at::Tensor index = at::arange(0, size / 2, at::kDouble);
-  const at::Tensor frequency =
-      at::exp(index * (-2.0 * std::log(theta) / static_cast<double>(size)));
+  const double step = -2.0 * std::log(model.rope_theta) / static_cast<double>(size);
+  at::Tensor frequency = at::empty({size / 2}, at::kDouble);
+  for (int64_t i = 0; i < size / 2; ++i) {
+    const double plain = std::exp(step * static_cast<double>(i));
+    frequency[i] = model.yarn ? YarnFrequency(plain, i, model) : plain;
+  }
+  const double scale = model.yarn ? model.yarn->attention_factor : 1.0;
   const at::Tensor half_angle = positions.to(at::kDouble).unsqueeze(1) * frequency;
   const at::Tensor angle = at::cat({half_angle, half_angle}, 1).unsqueeze(1);
-  return x_TNd * angle.cos().to(x_TNd.dtype()) + RotateHalf(x_TNd) * angle.sin().to(x_TNd.dtype());
+  return x_TNd * (angle.cos() * scale).to(x_TNd.dtype()) +
+         RotateHalf(x_TNd) * (angle.sin() * scale).to(x_TNd.dtype());
 }
 
 at::Tensor Swiglu(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down) {
@@ -69,9 +90,9 @@ at::Tensor ReferenceMixer(const ModelDescription& model, const LayerTensors& wei
     q = ReferenceNorm(q, weights.query_norm, model.rms_epsilon);
     k = ReferenceNorm(k, weights.key_norm, model.rms_epsilon);
   }
-  const at::Tensor attended = ReferenceAttention(Rotate(q, batch.positions, model.rope_theta),
-                                                 Rotate(k, batch.positions, model.rope_theta), v,
-                                                 batch.cu_seqlens, model.sliding_window);
+  const at::Tensor attended =
+      ReferenceAttention(Rotate(q, batch.positions, model), Rotate(k, batch.positions, model), v,
+                         batch.cu_seqlens, model.sliding_window);
   return x_TH + attended.reshape({tokens, -1}).matmul(weights.output.t());
 }
 

@@ -37,12 +37,16 @@ QWEN3 = dict(SHARED, model_type="qwen3_moe", num_hidden_layers=4, num_experts=8,
              moe_intermediate_size=40, intermediate_size=96, norm_topk_prob=True, mlp_only_layers=[1])
 MIXTRAL = dict(SHARED, model_type="mixtral", num_hidden_layers=3, num_local_experts=6, num_experts_per_tok=2,
                intermediate_size=56)
+# The documents are longer than the shorter original context; of the eight pairs some are fast, some slow.
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0}
 CASES = {
     "qwen3": QWEN3,
     "qwen3-unnormalized": dict(QWEN3, norm_topk_prob=False, mlp_only_layers=[], decoder_sparse_step=2,
                                tie_word_embeddings=True),
     "mixtral": MIXTRAL,
     "mixtral-window": dict(MIXTRAL, sliding_window=16),
+    "qwen3-yarn-2": dict(QWEN3, rope_parameters=dict(YARN, factor=2.0, original_max_position_embeddings=64)),
+    "qwen3-yarn-4": dict(QWEN3, rope_parameters=dict(YARN, factor=4.0, original_max_position_embeddings=32)),
 }
 AUXILIARY_COEFFICIENT = {"qwen3-unnormalized": 0.02, "mixtral-window": 0.01}
 DOCUMENTS = [0, 37, 38, 91, 128]  # Odd lengths, one of a single token.

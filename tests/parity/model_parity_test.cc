@@ -18,8 +18,8 @@ namespace {
 constexpr double kLogitsBar = 1e-5;
 constexpr double kGradientBar = 1e-4;
 
-const std::vector<std::string> kFp32Cases = {"qwen3", "qwen3-unnormalized", "mixtral",
-                                             "mixtral-window"};
+const std::vector<std::string> kFp32Cases = {
+    "qwen3", "qwen3-unnormalized", "qwen3-yarn-2", "qwen3-yarn-4", "mixtral", "mixtral-window"};
 
 std::vector<std::string> Bf16Cases() {
   std::vector<std::string> cases;
@@ -171,6 +171,10 @@ TEST(PlantedFaultTest, AWrongModelDescriptionIsSeen) {
   EXPECT_TRUE(seen("qwen3", [](ModelDescription* m) { m->rms_epsilon = 1e-5; }));
   EXPECT_TRUE(seen("qwen3", [](ModelDescription* m) { m->renormalize_top_k = false; }));
   EXPECT_TRUE(seen("qwen3-unnormalized", [](ModelDescription* m) { m->renormalize_top_k = true; }));
+  EXPECT_TRUE(seen("qwen3-yarn-2", [](ModelDescription* m) { m->yarn.reset(); }));
+  EXPECT_TRUE(seen("qwen3-yarn-4", [](ModelDescription* m) { m->yarn->factor = 2.0; }));
+  EXPECT_TRUE(seen("qwen3-yarn-4", [](ModelDescription* m) { m->yarn->attention_factor = 1.0; }));
+  EXPECT_TRUE(seen("qwen3-yarn-4", [](ModelDescription* m) { m->yarn->truncate = false; }));
   EXPECT_TRUE(seen("mixtral-window", [](ModelDescription* m) { m->sliding_window += 1; }));
   EXPECT_TRUE(seen("mixtral", [](ModelDescription* m) { m->sliding_window = 16; }));
 }

@@ -25,6 +25,13 @@ v1::JobSpec Minimal() {
   return spec;
 }
 
+void SetYarn(v1::JobSpec* spec, double factor, int64_t original) {
+  v1::RopeScaling* scaling = spec->mutable_model()->mutable_rope_scaling();
+  scaling->set_kind(v1::ROPE_SCALING_KIND_YARN);
+  scaling->set_factor(factor);
+  scaling->set_original_max_position_embeddings(original);
+}
+
 TEST(NormalizeJobSpec, FillsInWhatTheProtoDocuments) {
   v1::JobSpec spec = Minimal();
   const Status status = NormalizeJobSpec(&spec);
@@ -75,6 +82,29 @@ TEST(NormalizeJobSpec, KeepsWhatWasGivenAndIsIdempotent) {
   EXPECT_EQ(spec.SerializeAsString(), once);
 }
 
+// A model of a configuration alone, without data and output; what it does give is checked as ever.
+TEST(NormalizeJobSpec, AGeometryNeedsNeitherDataNorOutput) {
+  v1::JobSpec geometry = Minimal();
+  geometry.mutable_model()->clear_path();
+  geometry.mutable_model()->set_config("/c.json");
+  geometry.mutable_model()->set_initialize(v1::INITIALIZATION_RANDOM);
+  geometry.clear_data();
+  geometry.clear_output();
+  v1::JobSpec spec = geometry;
+  EXPECT_TRUE(NormalizeJobSpec(&spec).ok());
+  EXPECT_EQ(spec.precision(), v1::PRECISION_BFLOAT16);
+  const auto field_of = [&](const std::function<void(v1::JobSpec*)>& change) {
+    v1::JobSpec changed = geometry;
+    change(&changed);
+    return NormalizeJobSpec(&changed).field();
+  };
+  EXPECT_EQ(field_of([](v1::JobSpec* s) { s->mutable_data()->set_train("/data"); }), "output");
+  EXPECT_EQ(field_of([](v1::JobSpec* s) { s->set_output("/out"); }), "data.train");
+  EXPECT_EQ(field_of([](v1::JobSpec* s) { s->clear_global_batch(); }), "global_batch");
+  EXPECT_EQ(field_of([](v1::JobSpec* s) { s->mutable_model()->clear_initialize(); }),
+            "model.initialize");
+}
+
 TEST(NormalizeJobSpec, RefusesByField) {
   using Spec = v1::JobSpec;
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -94,6 +124,12 @@ TEST(NormalizeJobSpec, RefusesByField) {
          s->mutable_model()->set_config("c.json");
          s->mutable_model()->set_initialize(v1::INITIALIZATION_RANDOM);
        }},
+      {"model.rope_scaling.kind",
+       [](Spec* s) { s->mutable_model()->mutable_rope_scaling()->set_factor(2.0); }},
+      {"model.rope_scaling.factor", [](Spec* s) { SetYarn(s, 0.5, 0); }},
+      {"model.rope_scaling.factor", [=](Spec* s) { SetYarn(s, nan, 0); }},
+      {"model.rope_scaling.factor", [=](Spec* s) { SetYarn(s, infinity, 0); }},
+      {"model.rope_scaling.original_max_position_embeddings", [](Spec* s) { SetYarn(s, 2.0, -1); }},
       {"data.train", [](Spec* s) { s->mutable_data()->clear_train(); }},
       {"data.train", [](Spec* s) { s->mutable_data()->set_train("./data"); }},
       {"data.evaluation", [](Spec* s) { s->mutable_data()->set_evaluation("data"); }},

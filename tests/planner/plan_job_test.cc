@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -218,6 +219,43 @@ TEST(PlanJob, MissingFilesAreRefusedByField) {
       Refused(PlanJob(spec, LargeNode()), Code::kInvalidArgument, "INVALID_INPUT", "output"));
 }
 
+// The job's setting stands in place of the configuration's, and is for the Qwen families alone.
+TEST(PlanJob, YarnOfTheJobIsTheModels) {
+  const JobDirectory directory;
+  v1::JobSpec spec = directory.Spec();
+  v1::RopeScaling* scaling = spec.mutable_model()->mutable_rope_scaling();
+  scaling->set_kind(v1::ROPE_SCALING_KIND_YARN);
+  scaling->set_factor(2.0);
+  EXPECT_EQ(ReadJobModel(spec)->yarn, MakeYarn(2.0, 64));
+  const auto planned = PlanJob(spec, LargeNode());
+  ASSERT_TRUE(planned.ok()) << planned.status().ToString();
+  EXPECT_EQ(planned->model.rope_scaling().kind(), v1::ROPE_SCALING_KIND_YARN);
+  EXPECT_EQ(planned->model.rope_scaling().factor(), 2.0);
+  EXPECT_EQ(planned->model.rope_scaling().original_max_position_embeddings(), 64);
+
+  nlohmann::json config = nlohmann::json::parse(ConfigText(32, 4, 200, 6, 32));
+  config["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 8.0}, {"original_max_position_embeddings", 16}};
+  WriteText(directory / "config.json", config.dump());
+  EXPECT_EQ(ReadJobModel(spec)->yarn, MakeYarn(2.0, 16));
+  scaling->set_original_max_position_embeddings(32);
+  EXPECT_EQ(ReadJobModel(spec)->yarn, MakeYarn(2.0, 32));
+  spec.mutable_model()->clear_rope_scaling();
+  EXPECT_EQ(ReadJobModel(spec)->yarn, MakeYarn(8.0, 16));
+  EXPECT_EQ(PlanJob(spec, LargeNode())->model.rope_scaling().factor(), 8.0);
+
+  config["architectures"] = {"MixtralForCausalLM"};
+  config["model_type"] = "mixtral";
+  config.erase("rope_scaling");
+  WriteText(directory / "config.json", config.dump());
+  EXPECT_TRUE(PlanJob(spec, LargeNode()).ok());
+  spec.mutable_model()->mutable_rope_scaling()->set_kind(v1::ROPE_SCALING_KIND_YARN);
+  spec.mutable_model()->mutable_rope_scaling()->set_factor(2.0);
+  const auto mixtral = PlanJob(spec, LargeNode());
+  EXPECT_TRUE(Refused(mixtral, Code::kInvalidArgument, "INVALID_INPUT", "model.rope_scaling"));
+  EXPECT_NE(mixtral.status().message().find("MixtralForCausalLM"), std::string::npos);
+}
+
 TEST(PlanJob, AGpusResidentStateIsNoPoolOfTheHosts) {
   const JobDirectory directory;
   v1::JobSpec spec = directory.Spec();
@@ -244,6 +282,47 @@ TEST(PlanJob, AGpusResidentStateIsNoPoolOfTheHosts) {
   limits.gpu_memory_bytes = int64_t{1} << 20;
   EXPECT_TRUE(Refused(PlanJob(spec, limits), Code::kResourceExhausted, "OUT_OF_GPU_MEMORY",
                       "budgets.gpu_memory"));
+}
+
+v1::JobSpec Geometry(const std::string& name) {
+  v1::JobSpec spec;
+  spec.mutable_model()->set_config(OOM_SOURCE_DIR "/geometries/" + name + "/config.json");
+  spec.mutable_model()->set_initialize(v1::INITIALIZATION_RANDOM);
+  spec.set_sequence_length(4096);
+  spec.set_global_batch(16);
+  spec.set_steps(1);
+  return spec;
+}
+
+// Goal: whole published models are planned anywhere, with the size that they are published with.
+TEST(PlanJob, AGeometryIsPlannedForItsBudgetsWhateverTheNodeHas) {
+  const NodeLimits small{.pool_capacity_bytes = {1_GiB}, .cpu_count = 2, .gpu_memory_bytes = 1_GiB};
+  const std::pair<const char*, int64_t> cases[] = {{"qwen3-30b-a3b", 30'532'122'624},
+                                                   {"mixtral-8x7b", 46'702'792'704}};
+  for (const auto& [name, parameters] : cases) {
+    v1::JobSpec spec = Geometry(name);
+    const auto everything = PlanJob(spec, small);
+    ASSERT_TRUE(everything.ok()) << everything.status().ToString();
+    EXPECT_EQ(everything->model.parameter_count(), parameters);
+    // Weights, low bits and two moments.
+    EXPECT_GT(everything->plan.estimate().host_bytes_peak(), 12 * parameters);
+    EXPECT_GT(everything->plan.estimate().step_seconds_lower_bound(), 0.0);
+    EXPECT_TRUE(PlanJob(spec, NodeLimits{}).ok());
+
+    spec.mutable_devices()->set_kind(v1::DEVICE_KIND_CUDA);
+    EXPECT_TRUE(Refused(PlanJob(spec, small), Code::kResourceExhausted, "OUT_OF_GPU_MEMORY",
+                        "budgets.gpu_memory"));
+    spec.mutable_budgets()->set_gpu_memory_bytes(80_GiB);
+    const auto on_gpu = PlanJob(spec, small);
+    ASSERT_TRUE(on_gpu.ok()) << on_gpu.status().ToString();
+    EXPECT_LE(on_gpu->plan.estimate().device_bytes_peak(), 80_GiB);
+    EXPECT_GT(ResidentUnits(on_gpu->plan), 0);
+    spec.mutable_budgets()->add_host_memory_bytes(100_GiB);
+    EXPECT_TRUE(Refused(PlanJob(spec, small), Code::kResourceExhausted, "OUT_OF_HOST_MEMORY",
+                        "budgets.host_memory"));
+  }
+  EXPECT_TRUE(
+      Refused(PlanJob(Geometry("none"), small), Code::kNotFound, "INVALID_INPUT", "model.config"));
 }
 
 TEST(PlanJob, WhatGpusCannotDoYetIsRefused) {

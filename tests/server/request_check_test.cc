@@ -44,6 +44,19 @@ TEST(RequestCheckTest, EachBadFieldIsNamed) {
             "job.spec");
 }
 
+TEST(RequestCheckTest, AModelWithoutDataAndOutputIsPlannedAndNeverSubmitted) {
+  v1::CreateJobRequest request;
+  v1::JobSpec& spec = *request.mutable_job()->mutable_spec();
+  spec.mutable_model()->set_config("/models/tiny/config.json");
+  EXPECT_EQ(CheckCreate(request).field(), "data.train");
+  request.set_validate_only(true);
+  EXPECT_TRUE(CheckCreate(request).ok());
+  // With either of them it is a job, which the planner looks at.
+  request.set_validate_only(false);
+  spec.set_output("/runs/tiny");
+  EXPECT_TRUE(CheckCreate(request).ok());
+}
+
 TEST(RequestCheckTest, ThePayloadHashSeesEverythingButTheRequestId) {
   v1::CreateJobRequest a = Good();
   v1::CreateJobRequest b = Good();

@@ -18,13 +18,19 @@ class HeadRotation {
     const int64_t tokens = batch.positions.size(0);
     cosine_ = at::empty({tokens, model.head_size / 2}, like.options());
     sine_ = at::empty_like(cosine_);
-    FillRotaryTable(
-        RotaryTableArguments<__nv_bfloat16>{.tokens = tokens,
-                                            .head_size = model.head_size,
-                                            .theta = model.rope_theta,
-                                            .cosine = DeviceData<__nv_bfloat16>(cosine_),
-                                            .sine = DeviceData<__nv_bfloat16>(sine_)},
-        DeviceData<int64_t>(batch.positions), OperatorStream());
+    RotaryTableArguments<__nv_bfloat16> table{.tokens = tokens,
+                                              .head_size = model.head_size,
+                                              .theta = model.rope_theta,
+                                              .cosine = DeviceData<__nv_bfloat16>(cosine_),
+                                              .sine = DeviceData<__nv_bfloat16>(sine_)};
+    if (model.yarn) {
+      const YarnRamp ramp = YarnRampOf(*model.yarn, model.head_size, model.rope_theta);
+      table.factor = static_cast<float>(model.yarn->factor);
+      table.ramp_low = static_cast<float>(ramp.low);
+      table.ramp_width = static_cast<float>(ramp.high - ramp.low);
+      table.attention_factor = static_cast<float>(model.yarn->attention_factor);
+    }
+    FillRotaryTable(table, DeviceData<int64_t>(batch.positions), OperatorStream());
   }
 
   at::Tensor Forward(const at::Tensor& x_TNd, const at::Tensor& norm_d) const {

@@ -4,6 +4,8 @@
 
 #include "runtime/kernels/rotary.h"
 
+#include <optional>
+
 #include "runtime/ops/precision.h"
 #include "runtime/ops/rms_norm.h"
 #include "runtime/ops/rotary.h"
@@ -29,15 +31,23 @@ at::Tensor Positions(int64_t tokens, at::ScalarType type) {
 }
 
 template <class T>
-RotaryTable Filled(const at::Tensor& positions, int64_t head_size) {
+RotaryTable Filled(const at::Tensor& positions, int64_t head_size,
+                   const std::optional<YarnScaling>& yarn = std::nullopt) {
   const std::vector<int64_t> shape = {positions.size(0), 1, head_size / 2};
   const RotaryTable table{.cosine = Unwritten(shape, ScalarTypeOf<T>()),
                           .sine = Unwritten(shape, ScalarTypeOf<T>())};
-  const RotaryTableArguments<T> arguments{.tokens = positions.size(0),
-                                          .head_size = head_size,
-                                          .theta = kTheta,
-                                          .cosine = Data<T>(table.cosine),
-                                          .sine = Data<T>(table.sine)};
+  RotaryTableArguments<T> arguments{.tokens = positions.size(0),
+                                    .head_size = head_size,
+                                    .theta = kTheta,
+                                    .cosine = Data<T>(table.cosine),
+                                    .sine = Data<T>(table.sine)};
+  if (yarn) {
+    const YarnRamp ramp = YarnRampOf(*yarn, head_size, kTheta);
+    arguments.factor = static_cast<float>(yarn->factor);
+    arguments.ramp_low = static_cast<float>(ramp.low);
+    arguments.ramp_width = static_cast<float>(ramp.high - ramp.low);
+    arguments.attention_factor = static_cast<float>(yarn->attention_factor);
+  }
   if (positions.scalar_type() == at::kInt) {
     FillRotaryTable(arguments, Data<int32_t>(positions), nullptr);
   } else {
@@ -68,6 +78,24 @@ TYPED_TEST(RotaryKernelTest, TableIsTheComposite) {
       EXPECT_LE(RelativeError(table.sine, expected.sine), bar);
       const RotaryTable narrow = Filled<T>(positions.to(at::kInt), size);
       EXPECT_TRUE(BitEqual(narrow.cosine, table.cosine) && BitEqual(narrow.sine, table.sine));
+    }
+  }
+}
+
+// The bar: an angle of 40,000 carries an error of 2^-24 of itself (see above).
+TYPED_TEST(RotaryKernelTest, TableWithYarnIsTheComposite) {
+  using T = TypeParam;
+  for (const double factor : {2.0, 4.0}) {
+    for (const int64_t size : {128, 10}) {
+      const YarnScaling yarn = MakeYarn(factor, 32768);
+      const at::Tensor positions = Positions(5000, at::kLong);
+      const RotaryTable expected =
+          MakeRotaryTable(positions, size, kTheta, ScalarTypeOf<T>(), yarn);
+      const RotaryTable table = Filled<T>(positions, size, yarn);
+      EXPECT_LE(RelativeError(table.cosine, expected.cosine), 1e-3);
+      EXPECT_LE(RelativeError(table.sine, expected.sine), 1e-3);
+      const RotaryTable plain = Filled<T>(positions, size);
+      EXPECT_GT(RelativeError(plain.cosine, expected.cosine), 1e-2);
     }
   }
 }

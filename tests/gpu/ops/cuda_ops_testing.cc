@@ -58,6 +58,8 @@ std::vector<NamedModel> SmallCudaModels() {
   qwen.rope_theta = 1e4;
   ModelDescription unnormalized = qwen;
   unnormalized.renormalize_top_k = false;
+  ModelDescription yarn = qwen;
+  yarn.yarn = MakeYarn(/*factor=*/4.0, /*original_positions=*/512);
   ModelDescription mixtral = qwen;
   mixtral.family = Family::kMixtral;
   mixtral.query_key_norm = false;
@@ -70,6 +72,7 @@ std::vector<NamedModel> SmallCudaModels() {
   windowed.sliding_window = 37;
   return {{"qwen3", qwen},
           {"qwen3_unnormalized", unnormalized},
+          {"qwen3_yarn", yarn},
           {"mixtral", mixtral},
           {"mixtral_window", windowed}};
 }

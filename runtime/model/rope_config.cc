@@ -1,0 +1,145 @@
+#include "runtime/model/rope_config.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace oom {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kScaling[] = "rope_scaling";
+constexpr char kParameters[] = "rope_parameters";
+constexpr char kOriginal[] = "original_max_position_embeddings";
+
+constexpr std::string_view kYarnKeys[] = {"factor",    kOriginal,       "attention_factor",
+                                          "beta_fast", "beta_slow",     "truncate",
+                                          "mscale",    "mscale_all_dim"};
+
+bool IsYarnKey(std::string_view name) {
+  return std::find(std::begin(kYarnKeys), std::end(kYarnKeys), name) != std::end(kYarnKeys);
+}
+
+// Whether `rope` is YaRN. Fails on another kind, and on a key that its kind does not have.
+bool ReadKind(ConfigReader& reader, const std::string& key, const json& rope, bool may_be_yarn) {
+  const auto is = [&](const char* name, const char* kind) {
+    const auto found = rope.find(name);
+    return found != rope.end() && *found == kind;
+  };
+  const bool yarn = may_be_yarn && (is("rope_type", "yarn") || is("type", "yarn"));
+  const auto refuse = [&](const std::string& name, const json& value) {
+    reader.Fail(key + "." + name,
+                "is " + ConfigReader::Excerpt(value) + ", which training does not implement");
+  };
+  // The kind first: of another one, it is what to name.
+  for (const char* name : {"rope_type", "type"}) {
+    const auto found = rope.find(name);
+    if (found == rope.end() || found->is_null()) continue;
+    if (*found != (yarn ? "yarn" : "default")) refuse(name, *found);
+  }
+  for (const auto& [name, value] : rope.items()) {
+    const bool harmless = value.is_null() || name == "rope_type" || name == "type" ||
+                          name == "rope_theta" || (yarn && IsYarnKey(name)) ||
+                          (name == "partial_rotary_factor" && value == 1.0);
+    if (!harmless) refuse(name, value);
+  }
+  return yarn;
+}
+
+// As transformers reads it; what it takes for false or none where a number belongs is refused.
+YarnScaling ReadYarn(ConfigReader& reader, const std::string& key, const json& rope,
+                     int64_t max_positions) {
+  const bool beside = reader.Find(kOriginal) != nullptr;
+  const int64_t original =
+      reader.Count(beside ? reader.root() : rope, kOriginal,
+                   std::min(max_positions, kMostYarnPositions), kMostYarnPositions);
+  if (!rope.contains("factor")) reader.Fail(key + ".factor", "is missing");
+  const double factor = reader.Positive(
+      rope, "factor", static_cast<double>(max_positions) / static_cast<double>(original));
+  if (factor < 1.0) reader.Fail(key + ".factor", "is below 1");
+  YarnScaling yarn = MakeYarn(factor, original);
+  yarn.beta_fast = reader.Positive(rope, "beta_fast", yarn.beta_fast);
+  yarn.beta_slow = reader.Positive(rope, "beta_slow", yarn.beta_slow);
+  constexpr double kNone = 0.0;
+  const double mscale = reader.Positive(rope, "mscale", kNone);
+  const double mscale_all_dim = reader.Positive(rope, "mscale_all_dim", kNone);
+  if (mscale != kNone && mscale_all_dim != kNone) {
+    yarn.attention_factor =
+        YarnAttentionFactor(factor, mscale) / YarnAttentionFactor(factor, mscale_all_dim);
+  }
+  yarn.attention_factor = reader.Positive(rope, "attention_factor", yarn.attention_factor);
+  if (const auto truncate = rope.find("truncate"); truncate != rope.end()) {
+    if (truncate->is_boolean()) {
+      yarn.truncate = truncate->get<bool>();
+    } else {
+      reader.Fail(key + ".truncate",
+                  "is " + ConfigReader::Excerpt(*truncate) + "; it must be true or false");
+    }
+  }
+  return yarn;
+}
+
+}  // namespace
+
+void ReadRope(ConfigReader& reader, ModelDescription* model) {
+  const double fallback = model->family == Family::kMixtral ? 1e6 : 1e4;
+  model->rope_theta = reader.Positive("rope_theta", fallback);
+  bool is_second = false;
+  for (const char* key : {kScaling, kParameters}) {
+    const json* rope = reader.Find(key);
+    if (rope == nullptr) continue;
+    if (!rope->is_object()) {
+      reader.Fail(key, "is " + ConfigReader::Excerpt(*rope) + "; it must be an object");
+      continue;
+    }
+    std::optional<YarnScaling> yarn;
+    if (ReadKind(reader, key, *rope, model->family == Family::kQwen3Moe)) {
+      yarn = ReadYarn(reader, key, *rope, model->max_positions);
+    }
+    if (is_second && yarn != model->yarn) {
+      reader.Fail(key, "differs from \"" + std::string(kScaling) + "\"");
+    }
+    model->yarn = yarn;
+    is_second = true;
+    const double theta = reader.Positive(*rope, "rope_theta", model->rope_theta);
+    if (reader.Find("rope_theta") != nullptr && theta != model->rope_theta) {
+      reader.Fail(std::string(key) + ".rope_theta", "differs from \"rope_theta\"");
+    }
+    model->rope_theta = theta;
+  }
+  if (model->yarn && !(model->rope_theta > 1.0)) {
+    reader.Fail("rope_theta", "is not above 1, which YaRN needs");
+  }
+}
+
+void WriteRope(const ModelDescription& model, nlohmann::ordered_json* config) {
+  nlohmann::ordered_json rope = {{"rope_type", "default"}};
+  if (model.yarn) {
+    const YarnScaling& yarn = *model.yarn;
+    const YarnScaling usual = MakeYarn(yarn.factor, yarn.original_positions);
+    rope = {{"rope_type", "yarn"}, {"factor", yarn.factor}, {kOriginal, yarn.original_positions}};
+    if (yarn.beta_fast != usual.beta_fast) rope["beta_fast"] = yarn.beta_fast;
+    if (yarn.beta_slow != usual.beta_slow) rope["beta_slow"] = yarn.beta_slow;
+    if (yarn.truncate != usual.truncate) rope["truncate"] = yarn.truncate;
+    if (yarn.attention_factor != usual.attention_factor) {
+      rope["attention_factor"] = yarn.attention_factor;
+    }
+  }
+  // It would overrule what is written here.
+  config->erase(std::string(kOriginal));
+  const auto parameters = config->find(kParameters);
+  const bool has_parameters = parameters != config->end() && !parameters->is_null();
+  if (!has_parameters) {
+    (*config)[kScaling] = model.yarn ? rope : nlohmann::ordered_json();
+    return;
+  }
+  config->erase(std::string(kScaling));
+  rope["rope_theta"] = model.rope_theta;
+  (*config)[kParameters] = rope;
+}
+
+}  // namespace oom
