@@ -184,7 +184,8 @@ class Gpu:
             work()
             torch.cuda.synchronize(self.device)
             done, host_done, start = 0, host_work.done_bytes, time.perf_counter()
-            while time.perf_counter() - start < seconds:
+            # At least one pass of the host's, however long it takes.
+            while time.perf_counter() - start < seconds or host_work.done_bytes == host_done:
                 work()
                 torch.cuda.synchronize(self.device)
                 done += moved
