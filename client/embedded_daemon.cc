@@ -9,10 +9,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <filesystem>
 #include <vector>
 
+#include "client/temporary_folder.h"
 #include "runtime/base/file.h"
 #include "runtime/base/unique_fd.h"
 
@@ -59,12 +59,7 @@ Result<std::unique_ptr<EmbeddedDaemon>> EmbeddedDaemon::Start(const std::string&
   OOM_ASSIGN_OR_RETURN(const std::string program, ProgramBeside("oomd"));
   auto daemon = std::unique_ptr<EmbeddedDaemon>(new EmbeddedDaemon());
   if (state_dir.empty()) {
-    const char* temporary = std::getenv("TMPDIR");
-    std::string pattern =
-        std::string(temporary == nullptr || *temporary == '\0' ? "/tmp" : temporary) +
-        "/oom-XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) return ErrnoStatus(errno, "cannot create " + pattern);
-    daemon->folder_ = pattern;
+    OOM_ASSIGN_OR_RETURN(daemon->folder_, MakeTemporaryFolder());
     daemon->folder_is_temporary_ = true;
   } else {
     daemon->folder_ = std::filesystem::absolute(state_dir).lexically_normal().string();

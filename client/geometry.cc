@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "client/embedded_daemon.h"
+#include "client/temporary_folder.h"
 #include "runtime/base/file.h"
 
 namespace oom {
@@ -103,11 +103,7 @@ Status GeometryPlan::WriteConfig(const std::string& original, int64_t layers) {
     return Status(Code::kInvalidArgument, original + ": not a JSON object").WithField(original);
   }
   config[kLayersKey] = layers;
-  const char* temporary = std::getenv("TMPDIR");
-  std::string pattern =
-      std::string(temporary == nullptr || *temporary == '\0' ? "/tmp" : temporary) + "/oom-XXXXXX";
-  if (::mkdtemp(pattern.data()) == nullptr) return ErrnoStatus(errno, "cannot create " + pattern);
-  temporary_folder_ = pattern;
+  OOM_ASSIGN_OR_RETURN(temporary_folder_, MakeTemporaryFolder());
   // oomd may have another current folder.
   std::error_code error;
   const std::string path = (fs::absolute(temporary_folder_, error) / kConfigName).string();
