@@ -121,18 +121,19 @@ class SeveralGpus(GpuTest):
             raise unittest.SkipTest(f"{count} GPU")
 
     @staticmethod
-    def host(plan):
+    def exchange(plan, reduction, delivery):
         make_streamed(plan)
-        plan["reduction"] = "GRADIENT_REDUCTION_HOST"
+        plan["reduction"] = f"GRADIENT_REDUCTION_{reduction}"
         for unit in plan["units"]:
-            unit["delivery"] = "PARAMETER_DELIVERY_FULL"
+            unit["delivery"] = f"PARAMETER_DELIVERY_{delivery}"
 
-    @staticmethod
-    def between(plan):
-        make_streamed(plan)
-        plan["reduction"] = "GRADIENT_REDUCTION_DEVICE_FLOAT32"
-        for unit in plan["units"]:
-            unit["delivery"] = "PARAMETER_DELIVERY_SHARD"
+    @classmethod
+    def host(cls, plan):
+        cls.exchange(plan, "HOST", "FULL")
+
+    @classmethod
+    def between(cls, plan):
+        cls.exchange(plan, "DEVICE_FLOAT32", "SHARD")
 
     @classmethod
     def between_resident(cls, plan):
