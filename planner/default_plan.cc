@@ -93,7 +93,7 @@ v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
     largest_unit_elements = std::max(largest_unit_elements, unit.elements);
   }
   BalanceNodes(units, nodes, &plan);
-  for (int64_t layer = 0; layer < model.layer_count; ++layer) {
+  for (int64_t layer = 0; layer < model.layer_count(); ++layer) {
     v1::LayerPlan* layer_plan = plan.add_layers();
     layer_plan->set_boundary(v1::BOUNDARY_HOME_HOST);
     layer_plan->set_attention_result(v1::ATTENTION_RESULT_HOME_REPLAYED);
@@ -152,7 +152,7 @@ v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
     unit_plan->set_home(v1::STATE_HOME_RESIDENT);
     if (!fits()) unit_plan->set_home(v1::STATE_HOME_STREAMED);
   }
-  for (int layer = static_cast<int>(model.layer_count) - 1; layer >= 0; --layer) {
+  for (int layer = static_cast<int>(model.layer_count()) - 1; layer >= 0; --layer) {
     plan.mutable_layers(layer)->set_boundary(v1::BOUNDARY_HOME_DEVICE);
     if (fits()) continue;
     plan.mutable_layers(layer)->set_boundary(v1::BOUNDARY_HOME_HOST);

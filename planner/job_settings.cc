@@ -21,17 +21,18 @@ Result<ModelDescription> ReadJobModel(const v1::JobSpec& spec) {
         .WithReason("INVALID_INPUT")
         .WithField("model.rope_scaling");
   };
-  if (model.family != Family::kQwen3Moe) {
+  if (model.family != Family::kQwen3Moe && model.family != Family::kQwen35Moe) {
     return refuse("YaRN is for the Qwen families, the model is a " +
                   std::string(ArchitectureName(model.family)));
   }
-  if (!(model.rope_theta > 1.0)) return refuse("YaRN needs a rope_theta above 1");
+  if (model.rotary() == nullptr) return refuse("the model has no attention layer");
+  if (!(model.rotary()->theta > 1.0)) return refuse("YaRN needs a rope_theta above 1");
   const v1::RopeScaling& scaling = spec.model().rope_scaling();
   int64_t original_positions = scaling.original_max_position_embeddings();
   if (original_positions == 0) {
-    original_positions = model.yarn ? model.yarn->original_positions : model.max_positions;
+    original_positions = model.yarn() ? model.yarn()->original_positions : model.max_positions;
   }
-  model.yarn = MakeYarn(scaling.factor(), std::min(original_positions, kMostYarnPositions));
+  model.set_yarn(MakeYarn(scaling.factor(), std::min(original_positions, kMostYarnPositions)));
   return model;
 }
 

@@ -10,8 +10,8 @@
 namespace oom {
 namespace {
 
-// Resident pages of the job host, and of a worker with LibTorch's CPU libraries (their clean, shared pages
-// count once over all workers).
+// Resident pages of the job host, and of a worker with LibTorch's CPU libraries (their clean,
+// shared pages count once over all workers).
 constexpr int64_t kJobHostBytes = int64_t{40} << 20;
 constexpr int64_t kWorkerBytes = int64_t{120} << 20;
 constexpr int64_t kSharedLibraryBytes = int64_t{200} << 20;
@@ -53,37 +53,70 @@ class Items {
   std::vector<v1::MemoryEstimate> items_;
 };
 
-}  // namespace
-
-namespace {
-
 // Bytes of a token through one layer's operators, as they free their temporaries.
 struct TokenBytes {
-  int64_t row = 0;             // The hidden state.
-  int64_t mixer_saved = 0;
-  int64_t mixer_backward = 0;  // Temporaries.
+  int64_t saved = 0;
+  int64_t backward = 0;  // Temporaries.
 };
 
-TokenBytes MixerTokenBytes(const ModelDescription& model, bool gpu, int64_t act) {
-  const int64_t query = model.query_head_count * model.head_size;
-  const int64_t kv = model.kv_head_count * model.head_size;
+TokenBytes AttentionTokenBytes(const AttentionDescription& attention, int64_t row, bool gpu,
+                               int64_t act) {
+  const int64_t query = attention.query_width();
+  const int64_t kv = attention.kv_width();
+  const int64_t gate = attention.output_gate ? query : 0;
+  const int64_t kept_kv = attention.key_is_value ? kv : 2 * kv;
   TokenBytes bytes;
-  bytes.row = model.hidden_size * act;
-  bytes.mixer_saved = bytes.row + (2 * query + 2 * kv) * act + model.query_head_count * 4;
-  // On a GPU: attention's operands again, their gradients and its result's. Its workspace is beside them.
-  bytes.mixer_backward = gpu ? (3 * query + 3 * kv) * act : (3 * query + 2 * kv) * 4 + 3 * bytes.row;
+  bytes.saved = row + (2 * query + gate + kept_kv) * act + attention.query_head_count * 4;
+  // On a GPU: attention's operands again, their gradients and its result's. Its workspace is beside
+  // them.
+  bytes.backward =
+      gpu ? (3 * query + 3 * kv + 2 * gate) * act : (3 * query + 2 * kv + 2 * gate) * 4 + 3 * row;
   return bytes;
 }
 
-// Of attention's backward on a GPU. cuDNN sums the gradients of the query and of shared keys and values in FP32 and
-// works in parts, whose results are copied; FlashAttention takes packed documents at once: the query in FP32, its heads'
-// keys and values in BF16.
-int64_t AttentionWorkspaceBytes(const ModelDescription& model, int64_t tokens) {
-  const int64_t query = model.query_head_count * model.head_size;
-  const int64_t kv = model.kv_head_count * model.head_size;
+TokenBytes DeltaNetTokenBytes(const DeltaNetDescription& delta, int64_t row, bool gpu,
+                              int64_t act) {
+  const int64_t channels = delta.channel_count();
+  const int64_t value = delta.value_width();
+  TokenBytes bytes;
+  bytes.saved = row + (channels + 2 * value + 2 * delta.value_head_count) * act;
+  // The convolution again and its gradient, q and k of unit length and the gradients of q, k, v,
+  // the output's.
+  bytes.backward =
+      gpu ? (3 * channels + 3 * value) * act : (5 * channels + 3 * value) * 4 + 3 * row;
+  return bytes;
+}
+
+TokenBytes MixerTokenBytes(const LayerDescription& layer, int64_t row, bool gpu, int64_t act) {
+  return layer.mixer == MixerKind::kDeltaNet ? DeltaNetTokenBytes(layer.delta_net, row, gpu, act)
+                                             : AttentionTokenBytes(layer.attention, row, gpu, act);
+}
+
+// Of attention's backward on a GPU. cuDNN sums the gradients of the query and of shared keys and
+// values in FP32 and works in parts, whose results are copied; FlashAttention takes packed
+// documents at once: the query in FP32, its heads' keys and values in BF16.
+int64_t AttentionWorkspaceBytes(const LayerDescription& layer, int64_t tokens) {
+  if (layer.mixer != MixerKind::kAttention) return 0;
+  const int64_t query = layer.attention.query_width();
+  const int64_t kv = layer.attention.kv_width();
   const int64_t part = std::min(tokens, kCudnnBackwardTokens);
   const int64_t results = part < tokens ? part * (query + 2 * kv) * 2 : 0;
   return std::max(part * query * 12 + results, tokens * query * 8);
+}
+
+// Of the mixture's rows: the experts that each token has, and those that all tokens have.
+struct MixtureRows {
+  int64_t routed = 0;
+  int64_t shared_width = 0;  // Of all tokens' MLPs together.
+};
+
+MixtureRows RowsOf(const ModelDescription& model, MixtureKind kind, int64_t tokens) {
+  MixtureRows rows;
+  if (HasExperts(kind)) rows.routed = tokens * model.experts_per_token;
+  if (kind == MixtureKind::kDense || kind == MixtureKind::kRoutedAndDense)
+    rows.shared_width += model.dense_width;
+  if (kind == MixtureKind::kRoutedAndShared) rows.shared_width += model.shared_width;
+  return rows;
 }
 
 }  // namespace
@@ -94,38 +127,47 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
   const int64_t act = float32 ? 4 : 2;
   // In FP32 a GPU runs the composite operators too.
   const bool gpu = plan.cuda_devices() && !float32;
-  const TokenBytes token = MixerTokenBytes(model, gpu, act);
-  const int64_t row_bytes = tokens * token.row;
-  const int64_t mixer_saved = tokens * token.mixer_saved;
+  const int64_t row = model.hidden_size * act;
+  const int64_t row_bytes = tokens * row;
 
   const auto mixture_saved = [&](MixtureKind kind, int64_t chunk_tokens) {
-    const bool dense = kind == MixtureKind::kDense;
-    const int64_t rows = dense ? chunk_tokens : chunk_tokens * model.experts_per_token;
-    const int64_t width = dense ? model.dense_width : model.expert_width;
-    return chunk_tokens * token.row + rows * 2 * width * act +
-           (dense ? 0 : chunk_tokens * model.expert_count * act + rows * (gpu ? 20 : 36));
+    const MixtureRows rows = RowsOf(model, kind, chunk_tokens);
+    const int64_t routed = HasExperts(kind)
+                               ? rows.routed * (2 * model.expert_width * act + (gpu ? 20 : 36)) +
+                                     chunk_tokens * model.expert_count * act
+                               : 0;
+    return chunk_tokens * (row + 2 * rows.shared_width * act) + routed;
   };
-  // Backward: the rows and their gradient, the activation and its gradient, the gate/up gradient; on a GPU each is
-  // freed at its last use.
+  // Backward: the rows and their gradient, the activation and its gradient, the gate/up gradient;
+  // on a GPU each is freed at its last use.
   const auto mixture_backward = [&](MixtureKind kind, int64_t chunk_tokens) {
-    const bool dense = kind == MixtureKind::kDense;
-    const int64_t rows = dense ? chunk_tokens : chunk_tokens * model.experts_per_token;
-    const int64_t width = dense ? model.dense_width : model.expert_width;
-    return rows * (2 * model.hidden_size * act + width * (gpu ? act : 16));
+    const MixtureRows rows = RowsOf(model, kind, chunk_tokens);
+    const auto of = [&](int64_t count, int64_t width) {
+      return count * (2 * model.hidden_size * act + width * (gpu ? act : 16));
+    };
+    // One after the other; what the first gives waits, wide.
+    const int64_t shared = rows.shared_width > 0 ? of(chunk_tokens, rows.shared_width) : 0;
+    const int64_t routed = of(rows.routed, model.expert_width);
+    return std::max(shared, routed) +
+           (shared > 0 && rows.routed > 0 ? chunk_tokens * model.hidden_size * 4 : 0);
   };
   const int64_t chunk = plan.partitions().mixture_chunk_tokens() > 0
                             ? std::min(tokens, plan.partitions().mixture_chunk_tokens())
                             : tokens;
   int64_t kept = 0;
   int64_t largest_layer = 0;
-  for (int64_t layer = 0; layer < model.layer_count; ++layer) {
+  for (int64_t layer = 0; layer < model.layer_count(); ++layer) {
     const v1::LayerPlan& layer_plan = plan.layers(static_cast<int>(layer));
-    const MixtureKind kind = model.mixtures[static_cast<size_t>(layer)];
-    if (layer_plan.boundary() == v1::BOUNDARY_HOME_DEVICE && !layer_plan.retain_mixer()) kept += row_bytes;
+    const LayerDescription& description = model.layer(layer);
+    const MixtureKind kind = description.mixture;
+    const TokenBytes mixer = MixerTokenBytes(description, row, gpu, act);
+    const int64_t mixer_saved = tokens * mixer.saved;
+    if (layer_plan.boundary() == v1::BOUNDARY_HOME_DEVICE && !layer_plan.retain_mixer())
+      kept += row_bytes;
     if (layer_plan.retain_mixer()) kept += mixer_saved;
     if (layer_plan.retain_mixture()) kept += mixture_saved(kind, tokens);
-    const int64_t mixer_work = mixer_saved + tokens * token.mixer_backward +
-                               (gpu ? AttentionWorkspaceBytes(model, tokens) + row_bytes : 0);
+    const int64_t mixer_work = mixer_saved + tokens * mixer.backward +
+                               (gpu ? AttentionWorkspaceBytes(description, tokens) + row_bytes : 0);
     const int64_t mixture_work = mixture_saved(kind, tokens) + mixture_backward(kind, chunk);
     largest_layer = std::max(largest_layer, mixer_saved + mixture_work + 3 * row_bytes);
     largest_layer = std::max(largest_layer, mixer_work);
@@ -135,7 +177,8 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
                                  : tokens;
   // The composite operators have log-probabilities beside the logits.
   const int64_t head = head_chunk * model.vocabulary_size * (gpu ? act : 4 + act) + 4 * row_bytes;
-  // The embedding's backward takes all micro-batches at once: their upstream gradients wait for it, then lie in a row.
+  // The embedding's backward takes all micro-batches at once: their upstream gradients wait for it,
+  // then lie in a row.
   const int64_t waiting = (plan.accumulation() - 1) * row_bytes;
   const int64_t embedding = plan.accumulation() > 1 ? (plan.accumulation() + 1) * row_bytes : 0;
   return kept + waiting + std::max({largest_layer, head, embedding});
@@ -176,8 +219,9 @@ MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,
     if (buffer.space != Space::kDevice || buffer.bytes == 0) continue;
     const bool window = buffer.name.rfind("window.", 0) == 0;
     const bool gradient = buffer.name.rfind("gradient.", 0) == 0;
-    buffers[window ? "parameter windows" : gradient ? "gradient buffers" : "boundary buffers"] +=
-        buffer.bytes;
+    buffers[window     ? "parameter windows"
+            : gradient ? "gradient buffers"
+                       : "boundary buffers"] += buffer.bytes;
   }
   const int64_t operators = OperatorBytes(model, plan, batch, layout.float32());
   for (int rank = 0; rank < ranks; ++rank) {
@@ -189,12 +233,14 @@ MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,
     if (layout.exchanges()) on_device(rank, "communicator", kCommunicatorBytes);
   }
   host(0, "snapshot staging", plan.snapshot_staging_bytes());
-  host(0, "processes", kJobHostBytes + kSharedLibraryBytes +
-                           ranks * (plan.cuda_devices() ? kGpuWorkerBytes : kWorkerBytes));
+  host(0, "processes",
+       kJobHostBytes + kSharedLibraryBytes +
+           ranks * (plan.cuda_devices() ? kGpuWorkerBytes : kWorkerBytes));
   account.device_bytes = *std::max_element(device.begin(), device.end());
   account.checkpoint_bytes = 12 * ParameterCount(layout.units());
 
-  // What clipping and accumulation keep: every streamed gradient, where overlapped updates need a backlog.
+  // What clipping and accumulation keep: every streamed gradient, where overlapped updates need a
+  // backlog.
   int64_t streamed = 0;
   for (const Chunk& chunk : layout.chunks()) {
     if (chunk.owner_rank < 0) streamed += chunk.elements;

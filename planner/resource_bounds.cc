@@ -27,8 +27,8 @@ MachineRates CpuRates(int cpu_count, int worker_threads) {
           .copy_bytes_per_second = kCoreCopyBytesPerSecond,
           .collective_bytes_per_second = kCoreCopyBytesPerSecond,
           .collectives_in_host_memory = true,
-          .memory_bytes_per_second = std::min(
-              kNodeMemoryBytesPerSecond, kCoreMemoryBytesPerSecond * std::max(1, cpu_count))};
+          .memory_bytes_per_second = std::min(kNodeMemoryBytesPerSecond,
+                                              kCoreMemoryBytesPerSecond * std::max(1, cpu_count))};
 }
 
 MachineRates CudaRates(int cpu_count, bool float32) {
@@ -40,31 +40,72 @@ MachineRates CudaRates(int cpu_count, bool float32) {
   return rates;
 }
 
+namespace {
+
+// Multiplications and additions of one token forward (models reference, section 8).
+struct MixerFlops {
+  double linears = 0.0;
+  double core = 0.0;  // Scores and values, or the delta rule.
+  double core_backward = 0.0;
+};
+
+MixerFlops FlopsOf(const AttentionDescription& attention, double hidden, double length) {
+  const auto query = static_cast<double>(attention.query_width());
+  const auto kv = static_cast<double>(attention.kv_width());
+  const auto window = static_cast<double>(attention.sliding_window);
+  const double mean_keys = window > 0 && window < length
+                               ? (window * (window + 1) / 2 + (length - window) * window) / length
+                               : (length + 1) / 2;
+  const double projections =
+      (attention.output_gate ? 3 : 2) * query + (attention.key_is_value ? 1 : 2) * kv;
+  const double scores = 4 * query * mean_keys;
+  return {.linears = 2 * hidden * projections, .core = scores, .core_backward = 2.5 * scores};
+}
+
+MixerFlops FlopsOf(const DeltaNetDescription& delta, double hidden) {
+  constexpr double kChunkTokens = 64;
+  const auto key = static_cast<double>(delta.key_head_size);
+  const auto value = static_cast<double>(delta.value_head_size);
+  const auto heads = static_cast<double>(delta.value_head_count);
+  const double rule = heads * (kChunkTokens * (5 * key + 3 * value) + 6 * key * value);
+  const auto channels = static_cast<double>(delta.channel_count());
+  const auto value_width = static_cast<double>(delta.value_width());
+  const double convolution = 2 * channels * static_cast<double>(delta.tap_count);
+  return {.linears = 2 * hidden * (channels + 2 * value_width + 2 * heads) + convolution,
+          .core = rule,
+          .core_backward = 3 * rule};
+}
+
+double MixtureFlops(const ModelDescription& model, MixtureKind kind) {
+  const auto hidden = static_cast<double>(model.hidden_size);
+  double width = 0.0;
+  if (HasExperts(kind)) width += static_cast<double>(model.experts_per_token * model.expert_width);
+  if (kind == MixtureKind::kRoutedAndShared) width += static_cast<double>(model.shared_width);
+  if (kind == MixtureKind::kDense || kind == MixtureKind::kRoutedAndDense) {
+    width += static_cast<double>(model.dense_width);
+  }
+  const double router = HasExperts(kind) ? static_cast<double>(model.expert_count) : 0.0;
+  return hidden * (6 * width + 2 * router);
+}
+
+}  // namespace
+
 double StepFlops(const ModelDescription& model, const v1::Plan& plan, const BatchShape& batch) {
   const auto tokens = static_cast<double>(batch.rank_tokens());
   const auto hidden = static_cast<double>(model.hidden_size);
-  const auto query = static_cast<double>(model.query_head_count * model.head_size);
-  const auto kv = static_cast<double>(model.kv_head_count * model.head_size);
-  const auto length = static_cast<double>(batch.sequence_length);
-  const auto window = static_cast<double>(model.sliding_window);
-  const double mean_keys =
-      window > 0 && window < length
-          ? (window * (window + 1) / 2 + (length - window) * window) / length
-          : (length + 1) / 2;
-  const double linears = 2 * hidden * (2 * query + 2 * kv);
-  const double scores = 4 * query * mean_keys;
   double flops = 0.0;
-  for (size_t layer = 0; layer < model.mixtures.size(); ++layer) {
-    const bool dense = model.mixtures[layer] == MixtureKind::kDense;
-    const double mixture =
-        dense ? 6 * hidden * static_cast<double>(model.dense_width)
-              : 6 * hidden * static_cast<double>(model.experts_per_token * model.expert_width) +
-                    2 * hidden * static_cast<double>(model.expert_count);
+  for (int64_t layer = 0; layer < model.layer_count(); ++layer) {
+    const LayerDescription& description = model.layer(layer);
+    const MixerFlops mixer =
+        description.mixer == MixerKind::kDeltaNet
+            ? FlopsOf(description.delta_net, hidden)
+            : FlopsOf(description.attention, hidden, static_cast<double>(batch.sequence_length));
+    const double mixture = MixtureFlops(model, description.mixture);
     const v1::LayerPlan& layer_plan = plan.layers(static_cast<int>(layer));
-    const double forward = linears + scores + mixture;
-    const double backward = 2 * (linears + mixture) + 2.5 * scores;
+    const double forward = mixer.linears + mixer.core + mixture;
+    const double backward = 2 * (mixer.linears + mixture) + mixer.core_backward;
     // Replay ends at the gate/up product: two thirds of the mixture.
-    const double replay = (layer_plan.retain_mixer() ? 0.0 : linears + scores) +
+    const double replay = (layer_plan.retain_mixer() ? 0.0 : mixer.linears + mixer.core) +
                           (layer_plan.retain_mixture() ? 0.0 : mixture * 2 / 3);
     flops += forward + backward + replay;
   }
@@ -108,9 +149,9 @@ std::vector<v1::ResourceEstimate> BoundResources(const ModelDescription& model,
   memory.set_resource("host memory");
   for (const auto& [resource, units] : moved) {
     const bool collective = resource == Resource::kCollective;
-    const int64_t bytes = add(
-        std::string(ResourceName(resource)) + " of each device", units,
-        collective ? rates.collective_bytes_per_second : rates.copy_bytes_per_second);
+    const int64_t bytes =
+        add(std::string(ResourceName(resource)) + " of each device", units,
+            collective ? rates.collective_bytes_per_second : rates.copy_bytes_per_second);
     if (collective && !rates.collectives_in_host_memory) continue;
     memory.set_bytes(memory.bytes() + plan.rank_count() * bytes);
   }

@@ -17,9 +17,9 @@ LayerProgram::LayerProgram(const ModelDescription* model, const v1::OperatorPart
       mixture_chunk_tokens_(partitions.mixture_chunk_tokens()) {}
 
 // Groups are whole sets of query heads that share a key/value head.
-std::vector<HeadRange> LayerProgram::HeadGroups() const {
-  const int64_t kv_heads = model_->kv_head_count;
-  const int64_t per_kv_head = model_->query_head_count / kv_heads;
+std::vector<HeadRange> LayerProgram::HeadGroups(const AttentionDescription& attention) const {
+  const int64_t kv_heads = attention.kv_head_count;
+  const int64_t per_kv_head = attention.query_head_count / kv_heads;
   const int64_t groups = std::min(head_group_count_, kv_heads);
   std::vector<HeadRange> ranges;
   for (int64_t g = 0; g < groups; ++g) {
@@ -39,32 +39,33 @@ std::vector<TokenRange> LayerProgram::TokenChunks(int64_t tokens) const {
   return ranges;
 }
 
-at::Tensor LayerProgram::ForwardMixer(const LayerTensors& weights, const at::Tensor& x,
-                                      const PackedBatch& batch,
+at::Tensor LayerProgram::ForwardMixer(int64_t layer, const LayerTensors& weights,
+                                      const at::Tensor& x, const PackedBatch& batch,
                                       std::vector<MixerSaved>* saved) const {
-  const std::vector<HeadRange> groups = HeadGroups();
+  const LayerDescription& description = model_->layer(layer);
+  const std::vector<HeadRange> groups = HeadGroups(description.attention);
   if (saved != nullptr) saved->assign(groups.size(), {});
   if (groups.size() == 1) {
-    return MixerForward(*model_, weights, x, batch, saved == nullptr ? nullptr : &saved->front());
+    return MixerForward(*model_, description, weights, x, batch, saved == nullptr ? nullptr : &saved->front());
   }
   at::Tensor sum;
   for (size_t g = 0; g < groups.size(); ++g) {
-    const at::Tensor part = MixerForward(*model_, weights, x, batch,
+    const at::Tensor part = MixerForward(*model_, description, weights, x, batch,
                                          saved == nullptr ? nullptr : &(*saved)[g], groups[g]);
     sum = sum.defined() ? sum.add_(part) : part;
   }
   return FinishMixer(x, sum);
 }
 
-at::Tensor LayerProgram::BackwardMixer(const LayerTensors& weights, const at::Tensor& dh,
+at::Tensor LayerProgram::BackwardMixer(int64_t layer, const LayerTensors& weights, const at::Tensor& dh,
                                        const std::vector<MixerSaved>& saved,
                                        const PackedBatch& batch, LayerTensors* gradients) const {
   if (saved.size() == 1) {
-    return MixerBackward(*model_, weights, dh, saved.front(), batch, gradients);
+    return MixerBackward(*model_, model_->layer(layer), weights, dh, saved.front(), batch, gradients);
   }
   at::Tensor sum;
   for (const MixerSaved& part_saved : saved) {
-    const at::Tensor part = MixerBackward(*model_, weights, dh, part_saved, batch, gradients);
+    const at::Tensor part = MixerBackward(*model_, model_->layer(layer), weights, dh, part_saved, batch, gradients);
     sum = sum.defined() ? sum.add_(part) : part;
   }
   return FinishMixer(dh, sum);
@@ -73,13 +74,13 @@ at::Tensor LayerProgram::BackwardMixer(const LayerTensors& weights, const at::Te
 at::Tensor LayerProgram::ForwardMixture(int64_t layer, const LayerTensors& weights,
                                         const at::Tensor& h, std::vector<MixtureSaved>* saved,
                                         bool replay, RouterStats* stats) const {
-  const MixtureKind kind = model_->mixtures[static_cast<size_t>(layer)];
+  const LayerDescription& description = model_->layer(layer);
   const std::vector<TokenRange> chunks = TokenChunks(h.size(0));
   if (saved != nullptr) saved->assign(chunks.size(), {});
   std::vector<at::Tensor> parts;
   for (size_t c = 0; c < chunks.size(); ++c) {
     parts.push_back(MixtureForward(
-        *model_, kind, weights, h, saved == nullptr ? nullptr : &(*saved)[c],
+        *model_, description, weights, h, saved == nullptr ? nullptr : &(*saved)[c],
         {.stop_at_gate_up = replay, .tokens = chunks[c], .stats = stats}));
   }
   if (replay) return {};
@@ -91,10 +92,10 @@ at::Tensor LayerProgram::BackwardMixture(int64_t layer, const LayerTensors& weig
                                          const std::vector<MixtureSaved>& saved,
                                          const LoadBalanceTerm& balance,
                                          LayerTensors* gradients) const {
-  const MixtureKind kind = model_->mixtures[static_cast<size_t>(layer)];
+  const LayerDescription& description = model_->layer(layer);
   std::vector<at::Tensor> parts;
   for (const MixtureSaved& part : saved) {
-    parts.push_back(MixtureBackward(*model_, kind, weights, dy, part, gradients, balance));
+    parts.push_back(MixtureBackward(*model_, description, weights, dy, part, gradients, balance));
   }
   return parts.size() == 1 ? parts.front() : at::cat(parts);
 }

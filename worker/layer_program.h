@@ -28,9 +28,9 @@ class LayerProgram {
   LayerProgram(const ModelDescription* model, const v1::OperatorPartitions& partitions);
 
   // `saved` may be null: nothing is kept.
-  at::Tensor ForwardMixer(const LayerTensors& weights, const at::Tensor& x, const PackedBatch& batch,
+  at::Tensor ForwardMixer(int64_t layer, const LayerTensors& weights, const at::Tensor& x, const PackedBatch& batch,
                           std::vector<MixerSaved>* saved) const;
-  at::Tensor BackwardMixer(const LayerTensors& weights, const at::Tensor& dh,
+  at::Tensor BackwardMixer(int64_t layer, const LayerTensors& weights, const at::Tensor& dh,
                            const std::vector<MixerSaved>& saved, const PackedBatch& batch,
                            LayerTensors* gradients) const;
   // `replay`: ends at the gate/up product; the result is undefined.
@@ -41,7 +41,7 @@ class LayerProgram {
                              LayerTensors* gradients) const;
 
  private:
-  std::vector<HeadRange> HeadGroups() const;
+  std::vector<HeadRange> HeadGroups(const AttentionDescription& attention) const;
   std::vector<TokenRange> TokenChunks(int64_t tokens) const;
 
   const ModelDescription* const model_;

@@ -56,7 +56,7 @@ StepRunner::StepRunner(const Options& options)
                           .device(options.device->torch_device())),
       gradient_options_(weight_options_.dtype(at::kFloat)),
       program_(options.model, options.plan->partitions()) {
-  const auto layers = static_cast<size_t>(options_.model->layer_count);
+  const auto layers = static_cast<size_t>(options_.model->layer_count());
   layer_unit_.assign(layers, -1);
   mixture_unit_.assign(layers, -1);
   for (const ParameterUnit& unit : options_.layout->units()) {
@@ -234,7 +234,7 @@ Status StepRunner::ForwardMixer(const Node& node, int64_t step) {
   if (KeepsBoundary(node.layer, v1::BOUNDARY_HOME_DEVICE)) device_boundary_[layer] = x;
   const v1::LayerPlan& plan = options_.plan->layers(static_cast<int>(node.layer));
   const bool retain = !evaluating_ && plan.retain_mixer();
-  mixer_output_ = program_.ForwardMixer(weights, x, batch().packed,
+  mixer_output_ = program_.ForwardMixer(node.layer, weights, x, batch().packed,
                                         retain ? &saved_[layer].mixer : nullptr);
   if (retain && !plan.retain_mixture()) saved_[layer].mixer_output = mixer_output_;
   return Status::Ok();
@@ -252,7 +252,7 @@ Status StepRunner::ForwardMixture(const Node& node, int64_t step) {
                               retain ? &saved_[layer].mixture : nullptr, /*replay=*/false,
                               balance ? &router_stats_ : nullptr);
   mixer_output_.reset();
-  const bool below_a_layer = node.layer + 1 < options_.model->layer_count;
+  const bool below_a_layer = node.layer + 1 < options_.model->layer_count();
   if (below_a_layer && KeepsBoundary(node.layer + 1, v1::BOUNDARY_HOME_HOST)) {
     activation_to_store_[layer + 1] = y;
   }
@@ -319,7 +319,7 @@ Status StepRunner::ReplayMixer(const Node& node, int64_t step) {
   if (node.buffer >= 0) {
     x = View(node.buffer, {batch().tokens.size(0), options_.model->hidden_size}, weight_type());
   }
-  mixer_output_ = program_.ForwardMixer(weights, x, batch().packed, &saved_[layer].mixer);
+  mixer_output_ = program_.ForwardMixer(node.layer, weights, x, batch().packed, &saved_[layer].mixer);
   return Status::Ok();
 }
 
@@ -358,7 +358,7 @@ Status StepRunner::BackwardMixer(const Node& node, int64_t step) {
   const auto layer = static_cast<size_t>(node.layer);
   OOM_ASSIGN_OR_RETURN(const LayerTensors weights, Weights(node, step));
   LayerTensors gradients = Gradients(node);
-  upstream_ = program_.BackwardMixer(weights, upstream_, saved_[layer].mixer, batch().packed,
+  upstream_ = program_.BackwardMixer(node.layer, weights, upstream_, saved_[layer].mixer, batch().packed,
                                      &gradients);
   saved_[layer] = {};
   return Status::Ok();

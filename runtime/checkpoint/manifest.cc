@@ -4,10 +4,11 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
-#include <set>
 #include <utility>
 
 #include "runtime/checkpoint/crc32c.h"
+#include "runtime/checkpoint/json_fields.h"
+#include "runtime/checkpoint/manifest_model.h"
 #include "runtime/model/strict_json.h"
 
 namespace oom {
@@ -37,216 +38,6 @@ bool ParseHex(std::string_view text, uint32_t* value) {
 
 uint32_t TextCrc(std::string_view text) {
   return Crc32c(std::as_bytes(std::span(text.data(), text.size())));
-}
-
-std::string_view FamilyName(Family family) {
-  return family == Family::kMixtral ? "mixtral" : "qwen3_moe";
-}
-
-// An integer field of ModelDescription and the range that keeps products of dimensions within
-// int64.
-struct SizeField {
-  const char* name;
-  int64_t ModelDescription::*member;
-  int64_t minimum, maximum;
-};
-constexpr SizeField kSizeFields[] = {
-    {"hidden_size", &ModelDescription::hidden_size, 1, 1 << 20},
-    {"layer_count", &ModelDescription::layer_count, 1, 1 << 12},
-    {"vocabulary_size", &ModelDescription::vocabulary_size, 1, 1 << 26},
-    {"query_head_count", &ModelDescription::query_head_count, 1, 1 << 14},
-    {"kv_head_count", &ModelDescription::kv_head_count, 1, 1 << 14},
-    {"head_size", &ModelDescription::head_size, 1, 1 << 14},
-    {"expert_count", &ModelDescription::expert_count, 0, 1 << 16},
-    {"experts_per_token", &ModelDescription::experts_per_token, 0, 1 << 16},
-    {"expert_width", &ModelDescription::expert_width, 0, 1 << 20},
-    {"dense_width", &ModelDescription::dense_width, 0, 1 << 20},
-    {"sliding_window", &ModelDescription::sliding_window, 0, int64_t{1} << 40},
-    {"max_positions", &ModelDescription::max_positions, 0, int64_t{1} << 40},
-};
-struct BoolField {
-  const char* name;
-  bool ModelDescription::*member;
-};
-constexpr BoolField kBoolFields[] = {
-    {"query_key_norm", &ModelDescription::query_key_norm},
-    {"renormalize_top_k", &ModelDescription::renormalize_top_k},
-    {"tied_embedding", &ModelDescription::tied_embedding},
-};
-struct RealField {
-  const char* name;
-  double ModelDescription::*member;
-};
-constexpr RealField kRealFields[] = {
-    {"rms_epsilon", &ModelDescription::rms_epsilon},
-    {"rope_theta", &ModelDescription::rope_theta},
-    {"initializer_range", &ModelDescription::initializer_range},
-};
-
-Json ModelJson(const ModelDescription& model) {
-  Json json = {{"family", FamilyName(model.family)}};
-  for (const SizeField& field : kSizeFields) json[field.name] = model.*field.member;
-  for (const BoolField& field : kBoolFields) json[field.name] = model.*field.member;
-  for (const RealField& field : kRealFields) json[field.name] = model.*field.member;
-  Json mixtures = Json::array();
-  for (const MixtureKind kind : model.mixtures) {
-    mixtures.push_back(kind == MixtureKind::kRoutedExperts ? "routed" : "dense");
-  }
-  json["mixtures"] = std::move(mixtures);
-  // Only where there is one: manifests of before it had no key.
-  if (model.yarn) {
-    json["yarn"] = {{"factor", model.yarn->factor},
-                    {"original_positions", model.yarn->original_positions},
-                    {"beta_fast", model.yarn->beta_fast},
-                    {"beta_slow", model.yarn->beta_slow},
-                    {"attention_factor", model.yarn->attention_factor},
-                    {"truncate", model.yarn->truncate}};
-  }
-  return json;
-}
-
-// Takes the fields of one object; the first fault is kept, and a key that nobody took is one.
-class Fields {
- public:
-  Fields(const Json* object, std::string where) : object_(object), where_(std::move(where)) {
-    if (!object_->is_object()) {
-      Fail("is not an object");
-      object_ = nullptr;
-    }
-  }
-
-  // Null where there is none.
-  const Json* TakeOptional(const char* name) {
-    if (object_ == nullptr) return nullptr;
-    taken_.insert(name);
-    const auto found = object_->find(name);
-    return found == object_->end() ? nullptr : &*found;
-  }
-  const Json* Take(const char* name) {
-    const Json* value = TakeOptional(name);
-    if (value == nullptr) Fail("has no \"" + std::string(name) + "\"");
-    return value;
-  }
-  int64_t Integer(const char* name, int64_t minimum, int64_t maximum) {
-    const Json* value = Take(name);
-    if (value == nullptr) return minimum;
-    const bool fits =
-        value->is_number_integer() &&
-        !(value->is_number_unsigned() && value->get<uint64_t>() > static_cast<uint64_t>(maximum)) &&
-        value->get<int64_t>() >= minimum && value->get<int64_t>() <= maximum;
-    if (!fits) {
-      Fail(std::string(name) + " is not an integer from " + std::to_string(minimum) + " to " +
-           std::to_string(maximum));
-      return minimum;
-    }
-    return value->get<int64_t>();
-  }
-  uint64_t Unsigned(const char* name) {
-    const Json* value = Take(name);
-    if (value == nullptr) return 0;
-    if (!value->is_number_unsigned()) {
-      Fail(std::string(name) + " is not a number of 64 bits");
-      return 0;
-    }
-    return value->get<uint64_t>();
-  }
-  std::string String(const char* name) {
-    const Json* value = Take(name);
-    if (value == nullptr) return "";
-    if (!value->is_string()) {
-      Fail(std::string(name) + " is not a string");
-      return "";
-    }
-    return value->get<std::string>();
-  }
-  double Real(const char* name) {
-    const Json* value = Take(name);
-    if (value == nullptr) return 0;
-    if (!value->is_number()) {
-      Fail(std::string(name) + " is not a number");
-      return 0;
-    }
-    return value->get<double>();
-  }
-  bool Bool(const char* name) {
-    const Json* value = Take(name);
-    if (value == nullptr) return false;
-    if (!value->is_boolean()) {
-      Fail(std::string(name) + " is not true or false");
-      return false;
-    }
-    return value->get<bool>();
-  }
-  const Json* Array(const char* name) {
-    const Json* value = Take(name);
-    if (value != nullptr && !value->is_array()) {
-      Fail(std::string(name) + " is not an array");
-      return nullptr;
-    }
-    return value;
-  }
-  void Fail(const std::string& message) {
-    if (status_.ok()) status_ = Status(Code::kDataLoss, where_ + " " + message);
-  }
-  // REQUIRES: every field was taken.
-  Status Finish() {
-    if (!status_.ok() || object_ == nullptr) return status_;
-    for (const auto& item : object_->items()) {
-      if (!taken_.contains(item.key())) Fail("has an unknown key \"" + item.key() + "\"");
-    }
-    return status_;
-  }
-
- private:
-  const Json* object_;
-  const std::string where_;
-  std::set<std::string, std::less<>> taken_;
-  Status status_;
-};
-
-Status ParseYarn(const Json& json, const std::string& where, ModelDescription* model) {
-  Fields fields(&json, where);
-  model->yarn =
-      YarnScaling{.factor = fields.Real("factor"),
-                  .original_positions = fields.Integer("original_positions", 1, kMostYarnPositions),
-                  .beta_fast = fields.Real("beta_fast"),
-                  .beta_slow = fields.Real("beta_slow"),
-                  .attention_factor = fields.Real("attention_factor"),
-                  .truncate = fields.Bool("truncate")};
-  return fields.Finish();
-}
-
-Status ParseModel(const Json& json, const std::string& where, ModelDescription* model) {
-  Fields fields(&json, where);
-  const std::string family = fields.String("family");
-  if (family == FamilyName(Family::kMixtral)) {
-    model->family = Family::kMixtral;
-  } else if (family == FamilyName(Family::kQwen3Moe)) {
-    model->family = Family::kQwen3Moe;
-  } else {
-    fields.Fail("has an unknown family \"" + family + "\"");
-  }
-  for (const SizeField& field : kSizeFields) {
-    model->*field.member = fields.Integer(field.name, field.minimum, field.maximum);
-  }
-  for (const BoolField& field : kBoolFields) model->*field.member = fields.Bool(field.name);
-  for (const RealField& field : kRealFields) model->*field.member = fields.Real(field.name);
-  const Json* mixtures = fields.Array("mixtures");
-  if (mixtures != nullptr) {
-    for (const Json& kind : *mixtures) {
-      const bool routed = kind == "routed";
-      if (!routed && kind != "dense") fields.Fail("has an unknown mixture");
-      model->mixtures.push_back(routed ? MixtureKind::kRoutedExperts : MixtureKind::kDense);
-    }
-    if (static_cast<int64_t>(model->mixtures.size()) != model->layer_count) {
-      fields.Fail("has " + std::to_string(model->mixtures.size()) + " mixtures for " +
-                  std::to_string(model->layer_count) + " layers");
-    }
-  }
-  if (const Json* yarn = fields.TakeOptional("yarn"); yarn != nullptr) {
-    OOM_RETURN_IF_ERROR(ParseYarn(*yarn, where + ": yarn", model));
-  }
-  return fields.Finish();
 }
 
 // A name that stays in the checkpoint's directory: letters, digits, '-', '_', '.', not starting
@@ -311,7 +102,7 @@ Result<Manifest> ParseBody(const Json& json, const std::string& where) {
   const Json* model = fields.Take("model");
   const Json* files = fields.Array("files");
   OOM_RETURN_IF_ERROR(fields.Finish());
-  OOM_RETURN_IF_ERROR(ParseModel(*model, where + ": model", &manifest.model));
+  OOM_RETURN_IF_ERROR(ParseModelJson(*model, where + ": model", &manifest.model));
   std::set<std::string> names;
   for (const Json& entry : *files) {
     ManifestFile file;

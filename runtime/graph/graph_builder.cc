@@ -39,7 +39,7 @@ class GraphBuilder {
         micro_batch_ = a;
         Forward(/*keep=*/true);
         Head();
-        for (int64_t layer = model_.layer_count - 1; layer >= 0; --layer) Backward(layer);
+        for (int64_t layer = model_.layer_count() - 1; layer >= 0; --layer) Backward(layer);
         EmbeddingBackward();
       }
       Updates();
@@ -57,7 +57,7 @@ class GraphBuilder {
       node.unit = head_;
       node.weights = window;
       Read(window);
-      Read(Activation(model_.layer_count));
+      Read(Activation(model_.layer_count()));
     }
     return Take();
   }
@@ -181,7 +181,7 @@ class GraphBuilder {
                        : batch_.micro_batch_tokens() * model_.hidden_size * layout_.weight_bytes();
     Write(Activation(0));
     AfterUpdatesOf(embedding_);
-    for (int64_t layer = 0; layer < model_.layer_count; ++layer) {
+    for (int64_t layer = 0; layer < model_.layer_count(); ++layer) {
       const v1::LayerPlan layer_plan = LayerPlanOf(layer);
       if (keep && OnHost(layer) && NeedsBoundary(layer)) {
         Node& store = Add(NodeKind::kStoreBoundary, Resource::kBoundaryOut);
@@ -224,7 +224,7 @@ class GraphBuilder {
     node.weights = window;
     node.gradient = gradient;
     ReadWeights(head_, window);
-    Read(Activation(model_.layer_count));
+    Read(Activation(model_.layer_count()));
     Write(gradient);
     loss_node_ = last();
     StoreGradients(head_, gradient);

@@ -99,9 +99,9 @@ Status ValidatePlan(const ModelDescription& model, const v1::Plan& plan) {
                                   " has no optimizer threads");
     }
   }
-  if (plan.layers_size() != model.layer_count) {
+  if (plan.layers_size() != model.layer_count()) {
     return PlanError("layers", "the plan has " + std::to_string(plan.layers_size()) +
-                                   " layers, the model " + std::to_string(model.layer_count));
+                                   " layers, the model " + std::to_string(model.layer_count()));
   }
   for (int layer = 0; layer < plan.layers_size(); ++layer) {
     const v1::LayerPlan& layer_plan = plan.layers(layer);

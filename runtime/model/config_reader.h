@@ -1,5 +1,6 @@
 // ConfigReader is typed access to the keys of a config.json. The first failure is kept; later reads
-// return defaults, so that a parser reads as a list. Internal to runtime/model. Thread-compatible.
+// return defaults, so that a parser reads as a list. It knows which keys were asked for, and so
+// which nobody knows. Internal to runtime/model. Thread-compatible.
 
 #pragma once
 
@@ -7,6 +8,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,12 +29,14 @@ class ConfigReader {
 
   // Null counts as absent, as it does for transformers.
   const json* Find(std::string_view key) const {
+    known_.emplace(key);
     const auto found = root_.find(key);
     return found == root_.end() || found->is_null() ? nullptr : &*found;
   }
 
   int64_t Count(const json& object, std::string_view key, std::optional<int64_t> fallback,
                 int64_t limit = kDimensionLimit) {
+    known_.emplace(key);
     const auto value = object.find(key);
     if (value == object.end() || value->is_null()) {
       if (!fallback) Fail(key, "is missing");
@@ -53,6 +57,7 @@ class ConfigReader {
   }
 
   double Positive(const json& object, std::string_view key, double fallback) {
+    known_.emplace(key);
     const auto found = object.find(key);
     if (found == object.end() || found->is_null()) return fallback;
     const double number = found->is_number() ? found->get<double>() : 0.0;
@@ -84,6 +89,22 @@ class ConfigReader {
     Fail(key, "is " + Excerpt(*value) + ", which training does not implement");
   }
 
+  // Keys that say nothing about training.
+  void Ignore(std::initializer_list<std::string_view> keys) {
+    for (const std::string_view key : keys) known_.emplace(key);
+  }
+
+  // Refuses every key that was neither asked for nor ignored, unless its value switches nothing on.
+  void RefuseUnknown() {
+    for (const auto& [key, value] : root_.items()) {
+      const bool off = value.is_null() || value == false || value == 0 || value == "" ||
+                       (value.is_structured() && value.empty());
+      if (!off && !known_.contains(key)) {
+        Fail(key, "is " + Excerpt(value) + ", a key that training does not know; it may be removed if it changes no numbers");
+      }
+    }
+  }
+
   void Fail(std::string_view key, const std::string& what) {
     if (!status_.ok()) return;
     status_ = Status(Code::kInvalidArgument, where_ + ": \"" + std::string(key) + "\" " + what)
@@ -103,6 +124,7 @@ class ConfigReader {
  private:
   const json& root_;
   const std::string where_;
+  mutable std::set<std::string, std::less<>> known_;
   Status status_;
 };
 

@@ -161,7 +161,7 @@ Result<std::string> EditedConfig(const std::string& text, const std::string& whe
   OOM_CHECK(root.is_object());  // ParseHfConfig has seen it.
   root["architectures"] = {std::string(ArchitectureName(model.family))};
   root["model_type"] = ModelTypeName(model.family);
-  if (described.yarn != model.yarn) WriteRope(model, &root);
+  if (described.yarn() != model.yarn()) WriteRope(model, &root);
   if (!type) return root.dump(2) + "\n";
   const bool old_key = root.contains("torch_dtype");
   if (old_key) root["torch_dtype"] = TorchTypeName(*type);
@@ -220,7 +220,7 @@ Status ExportWithTemplate(const StateSource& state, const ModelDescription& mode
   const std::string config = from + "/" + kConfigFileName;
   OOM_ASSIGN_OR_RETURN(const std::string text, ReadFile(config));
   OOM_ASSIGN_OR_RETURN(const ModelDescription described, ParseHfConfig(text, config));
-  if (plan.retyped || described.yarn != model.yarn) {
+  if (plan.retyped || described.yarn() != model.yarn()) {
     const std::optional<TensorType> type = plan.retyped ? options.type : std::nullopt;
     OOM_ASSIGN_OR_RETURN(const std::string edited, EditedConfig(text, config, model, type));
     OOM_RETURN_IF_ERROR(WriteFileAtomically(staged.path() + "/" + kConfigFileName, edited));

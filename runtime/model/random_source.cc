@@ -9,13 +9,15 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "runtime/base/check.h"
 #include "runtime/model/state_source.h"
 
-// The loops below for the widest vectors of the machine. A sanitizer is not there yet when the choice is made.
+// The loops below for the widest vectors of the machine. A sanitizer is not there yet when the
+// choice is made.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define OOM_VECTOR_CLONES \
@@ -36,8 +38,9 @@ uint64_t HashName(const std::string& name) {
   return hash;
 }
 
-// Pairs that are made together: each step of the arithmetic is a loop over them, which the compiler turns into vector
-// instructions. Those are the same IEEE operations, so the bits are the same with any width.
+// Pairs that are made together: each step of the arithmetic is a loop over them, which the compiler
+// turns into vector instructions. Those are the same IEEE operations, so the bits are the same with
+// any width.
 constexpr int64_t kPairs = 256;
 template <class Value>
 using Lanes = std::array<Value, kPairs>;
@@ -68,7 +71,8 @@ void PhiloxBits(uint64_t first, uint64_t stream, uint64_t key, Lanes<uint64_t>* 
   }
 }
 
-// An integer below 2^53 as a double, without the conversion instruction that AVX2 lacks: both halves are exact.
+// An integer below 2^53 as a double, without the conversion instruction that AVX2 lacks: both
+// halves are exact.
 inline double ToDouble(uint64_t value) {
   const double high = std::bit_cast<double>((value >> 32) | 0x4530000000000000u) - 0x1p84;
   const double low = std::bit_cast<double>((value & 0xFFFFFFFFu) | 0x4330000000000000u) - 0x1p52;
@@ -160,7 +164,10 @@ void NormalPairs(uint64_t first, uint64_t stream, uint64_t key, double deviation
 class RandomSource : public StateSource {
  public:
   RandomSource(const ModelDescription& model, std::vector<ParameterUnit> units, uint64_t seed)
-      : units_(std::move(units)), deviation_(model.initializer_range), seed_(seed) {}
+      : units_(std::move(units)),
+        norm_scale_(model.norm.scale),
+        deviation_(model.initializer_range),
+        seed_(seed) {}
 
   Status Read(int64_t unit, int64_t tensor, StateArray array, int64_t first_element,
               std::span<float> out) const override {
@@ -170,8 +177,10 @@ class RandomSource : public StateSource {
               first_element + static_cast<int64_t>(out.size()) <= spec.elements);
     if (array != StateArray::kMaster) {
       for (float& value : out) value = 0.0f;
-    } else if (IsNorm(spec.role)) {
-      for (float& value : out) value = 1.0f;
+    } else if (const std::optional<float> constant = Constant(spec.role)) {
+      for (float& value : out) value = *constant;
+    } else if (spec.role == TensorRole::kDeltaALog) {
+      FillALog(HashName(spec.name), first_element, out);
     } else {
       Fill(HashName(spec.name), first_element, out);
     }
@@ -181,10 +190,29 @@ class RandomSource : public StateSource {
   int64_t step() const override { return 0; }
 
  private:
-  static bool IsNorm(TensorRole role) {
-    return role == TensorRole::kInputNorm || role == TensorRole::kQueryNorm ||
-           role == TensorRole::kKeyNorm || role == TensorRole::kPostNorm ||
-           role == TensorRole::kFinalNorm;
+  // What a tensor holds instead of normal values, as its family starts it.
+  std::optional<float> Constant(TensorRole role) const {
+    switch (role) {
+      case TensorRole::kInputNorm:
+      case TensorRole::kQueryNorm:
+      case TensorRole::kKeyNorm:
+      case TensorRole::kMixerOutputNorm:
+      case TensorRole::kPostNorm:
+      case TensorRole::kDenseOutputNorm:
+      case TensorRole::kExpertsNorm:
+      case TensorRole::kExpertsOutputNorm:
+      case TensorRole::kMixtureOutputNorm:
+      case TensorRole::kFinalNorm:
+        return norm_scale_ == NormScale::kOnePlusWeight ? 0.0f : 1.0f;
+      case TensorRole::kDeltaNorm:
+      case TensorRole::kDeltaDtBias:
+      case TensorRole::kRouterScale:
+      case TensorRole::kExpertScale:
+      case TensorRole::kLayerScale:
+        return 1.0f;
+      default:
+        return std::nullopt;
+    }
   }
 
   void Fill(uint64_t stream, int64_t first_element, std::span<float> out) const {
@@ -199,7 +227,17 @@ class RandomSource : public StateSource {
     }
   }
 
+  // The logarithm of a value evenly spread over (0, 16].
+  void FillALog(uint64_t stream, int64_t first_element, std::span<float> out) const {
+    for (size_t i = 0; i < out.size(); ++i) {
+      Lanes<uint64_t> a, b;
+      PhiloxBits(static_cast<uint64_t>(first_element) + i, stream, seed_, &a, &b);
+      out[i] = static_cast<float>(Log(16.0 * (ToDouble(a[0] + 1) * 0x1p-53)));
+    }
+  }
+
   const std::vector<ParameterUnit> units_;
+  const NormScale norm_scale_;
   const double deviation_;
   const uint64_t seed_;
 };

@@ -14,6 +14,7 @@ using nlohmann::json;
 
 constexpr char kScaling[] = "rope_scaling";
 constexpr char kParameters[] = "rope_parameters";
+constexpr char kPartial[] = "partial_rotary_factor";
 constexpr char kOriginal[] = "original_max_position_embeddings";
 
 constexpr std::string_view kYarnKeys[] = {"factor",    kOriginal,       "attention_factor",
@@ -24,13 +25,19 @@ bool IsYarnKey(std::string_view name) {
   return std::find(std::begin(kYarnKeys), std::end(kYarnKeys), name) != std::end(kYarnKeys);
 }
 
+// Of positions in images and videos; the three positions of a token of text are equal.
+bool IsTextPosition(std::string_view name) {
+  return name == "mrope_section" || name == "mrope_interleaved";
+}
+
 // Whether `rope` is YaRN. Fails on another kind, and on a key that its kind does not have.
-bool ReadKind(ConfigReader& reader, const std::string& key, const json& rope, bool may_be_yarn) {
+bool ReadKind(ConfigReader& reader, const std::string& key, const json& rope,
+              const RopeReading& reading) {
   const auto is = [&](const char* name, const char* kind) {
     const auto found = rope.find(name);
     return found != rope.end() && *found == kind;
   };
-  const bool yarn = may_be_yarn && (is("rope_type", "yarn") || is("type", "yarn"));
+  const bool yarn = reading.may_be_yarn && (is("rope_type", "yarn") || is("type", "yarn"));
   const auto refuse = [&](const std::string& name, const json& value) {
     reader.Fail(key + "." + name,
                 "is " + ConfigReader::Excerpt(value) + ", which training does not implement");
@@ -43,8 +50,8 @@ bool ReadKind(ConfigReader& reader, const std::string& key, const json& rope, bo
   }
   for (const auto& [name, value] : rope.items()) {
     const bool harmless = value.is_null() || name == "rope_type" || name == "type" ||
-                          name == "rope_theta" || (yarn && IsYarnKey(name)) ||
-                          (name == "partial_rotary_factor" && value == 1.0);
+                          name == "rope_theta" || (yarn && IsYarnKey(name)) || name == kPartial ||
+                          IsTextPosition(name);
     if (!harmless) refuse(name, value);
   }
   return yarn;
@@ -85,9 +92,10 @@ YarnScaling ReadYarn(ConfigReader& reader, const std::string& key, const json& r
 
 }  // namespace
 
-void ReadRope(ConfigReader& reader, ModelDescription* model) {
-  const double fallback = model->family == Family::kMixtral ? 1e6 : 1e4;
-  model->rope_theta = reader.Positive("rope_theta", fallback);
+RotaryRule ReadRope(ConfigReader& reader, const RopeReading& reading) {
+  RotaryRule rule;
+  rule.theta = reader.Positive("rope_theta", reading.default_theta);
+  double partial = reader.Positive(kPartial, reading.default_partial);
   bool is_second = false;
   for (const char* key : {kScaling, kParameters}) {
     const json* rope = reader.Find(key);
@@ -97,36 +105,51 @@ void ReadRope(ConfigReader& reader, ModelDescription* model) {
       continue;
     }
     std::optional<YarnScaling> yarn;
-    if (ReadKind(reader, key, *rope, model->family == Family::kQwen3Moe)) {
-      yarn = ReadYarn(reader, key, *rope, model->max_positions);
+    if (ReadKind(reader, key, *rope, reading)) {
+      yarn = ReadYarn(reader, key, *rope, reading.max_positions);
     }
-    if (is_second && yarn != model->yarn) {
+    if (is_second && yarn != rule.yarn) {
       reader.Fail(key, "differs from \"" + std::string(kScaling) + "\"");
     }
-    model->yarn = yarn;
+    rule.yarn = yarn;
     is_second = true;
-    const double theta = reader.Positive(*rope, "rope_theta", model->rope_theta);
-    if (reader.Find("rope_theta") != nullptr && theta != model->rope_theta) {
-      reader.Fail(std::string(key) + ".rope_theta", "differs from \"rope_theta\"");
-    }
-    model->rope_theta = theta;
+    const auto read = [&](const char* name, double value) {
+      const double inner = reader.Positive(*rope, name, value);
+      if (reader.Find(name) != nullptr && inner != value) {
+        reader.Fail(std::string(key) + "." + name, "differs from \"" + std::string(name) + "\"");
+      }
+      return inner;
+    };
+    rule.theta = read("rope_theta", rule.theta);
+    partial = read(kPartial, partial);
   }
-  if (model->yarn && !(model->rope_theta > 1.0)) {
+  if (rule.yarn && !(rule.theta > 1.0)) {
     reader.Fail("rope_theta", "is not above 1, which YaRN needs");
   }
+  if (partial != 1.0 && reading.default_partial == 1.0) {
+    reader.Fail(reader.Find(kPartial) != nullptr ? kPartial : std::string(kParameters) + "." + kPartial,
+                "is " + std::to_string(partial) + ", which training does not implement");
+  }
+  rule.size = static_cast<int64_t>(static_cast<double>(reading.head_size) * partial);
+  if (rule.size < 2 || rule.size % 2 != 0 || rule.size > reading.head_size) {
+    reader.Fail(kPartial, "of head_dim is not an even number of elements of a head");
+    rule.size = reading.head_size;
+  }
+  rule.pair_count = rule.size / 2;
+  return rule;
 }
 
 void WriteRope(const ModelDescription& model, nlohmann::ordered_json* config) {
+  const std::optional<YarnScaling> yarn = model.yarn();
   nlohmann::ordered_json rope = {{"rope_type", "default"}};
-  if (model.yarn) {
-    const YarnScaling& yarn = *model.yarn;
-    const YarnScaling usual = MakeYarn(yarn.factor, yarn.original_positions);
-    rope = {{"rope_type", "yarn"}, {"factor", yarn.factor}, {kOriginal, yarn.original_positions}};
-    if (yarn.beta_fast != usual.beta_fast) rope["beta_fast"] = yarn.beta_fast;
-    if (yarn.beta_slow != usual.beta_slow) rope["beta_slow"] = yarn.beta_slow;
-    if (yarn.truncate != usual.truncate) rope["truncate"] = yarn.truncate;
-    if (yarn.attention_factor != usual.attention_factor) {
-      rope["attention_factor"] = yarn.attention_factor;
+  if (yarn) {
+    const YarnScaling usual = MakeYarn(yarn->factor, yarn->original_positions);
+    rope = {{"rope_type", "yarn"}, {"factor", yarn->factor}, {kOriginal, yarn->original_positions}};
+    if (yarn->beta_fast != usual.beta_fast) rope["beta_fast"] = yarn->beta_fast;
+    if (yarn->beta_slow != usual.beta_slow) rope["beta_slow"] = yarn->beta_slow;
+    if (yarn->truncate != usual.truncate) rope["truncate"] = yarn->truncate;
+    if (yarn->attention_factor != usual.attention_factor) {
+      rope["attention_factor"] = yarn->attention_factor;
     }
   }
   // It would overrule what is written here.
@@ -134,11 +157,15 @@ void WriteRope(const ModelDescription& model, nlohmann::ordered_json* config) {
   const auto parameters = config->find(kParameters);
   const bool has_parameters = parameters != config->end() && !parameters->is_null();
   if (!has_parameters) {
-    (*config)[kScaling] = model.yarn ? rope : nlohmann::ordered_json();
+    (*config)[kScaling] = yarn ? rope : nlohmann::ordered_json();
     return;
   }
   config->erase(std::string(kScaling));
-  rope["rope_theta"] = model.rope_theta;
+  rope["rope_theta"] = model.rotary()->theta;
+  // What does not speak of scaling stays.
+  for (const auto& [name, value] : parameters->items()) {
+    if (name == kPartial || IsTextPosition(name)) rope[name] = value;
+  }
   (*config)[kParameters] = rope;
 }
 

@@ -10,9 +10,15 @@
 
 namespace oom {
 
-// Sets rope_theta and yarn. Refuses every other kind of scaling by name, and YaRN outside the Qwen
-// families. REQUIRES: family and max_positions are set.
-void ReadRope(ConfigReader& reader, ModelDescription* model);
+struct RopeReading {
+  double default_theta = 1e4;
+  bool may_be_yarn = false;      // Refused by name otherwise, as every other kind of scaling is.
+  double default_partial = 1.0;  // Of a head, what turns.
+  int64_t head_size = 0;
+  int64_t max_positions = 0;
+};
+
+RotaryRule ReadRope(ConfigReader& reader, const RopeReading& reading);
 
 // Makes the keys say what `model` has, in the form in which they are there.
 void WriteRope(const ModelDescription& model, nlohmann::ordered_json* config);

@@ -1,7 +1,6 @@
 #include "runtime/ops/blocked_attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "runtime/ops/precision.h"
@@ -28,7 +27,7 @@ void ForEachBlock(const at::Tensor& query_BNSd, const BlockedAttentionOptions& o
   for (int64_t first = 0; first < length; first += most_rows) {
     const int64_t rows = std::min(most_rows, length - first);
     const int64_t first_key =
-        options.window > 0 ? std::max<int64_t>(0, first - options.window + 1) : 0;
+        options.rule.window > 0 ? std::max<int64_t>(0, first - options.rule.window + 1) : 0;
     visit(Block{first, rows, first_key, first + rows - first_key});
   }
 }
@@ -42,10 +41,6 @@ at::Tensor QueryRows(const at::Tensor& x_BNSd, int64_t groups, const Block& bloc
 // [B * G, S, d], wide.
 at::Tensor AllKeys(const at::Tensor& x_BGSd) {
   return Wide(x_BGSd).reshape({x_BGSd.size(0) * x_BGSd.size(1), x_BGSd.size(2), x_BGSd.size(3)});
-}
-
-double Scale(const at::Tensor& query_BNSd) {
-  return 1.0 / std::sqrt(static_cast<double>(query_BNSd.size(3)));
 }
 
 // s of a block, minus infinity where a row does not see a key: [B * G, N / G * rows, keys].
@@ -82,7 +77,7 @@ std::tuple<at::Tensor, at::Tensor> BlockedAttentionForward(const at::Tensor& que
   ForEachBlock(query_BNSd, options, [&](const Block& block) {
     at::Tensor scores =
         Scores(QueryRows(query_BNSd, groups, block), keys.narrow(1, block.first_key, block.keys),
-               Scale(query_BNSd), options.window, block);
+               options.rule.ScaleOf(query_BNSd.size(3)), options.rule.window, block);
     const at::Tensor sums = at::logsumexp(scores, 2, /*keepdim=*/true);
     const at::Tensor probabilities = scores.sub_(sums).exp_();
     PlaceRows(sums, block, &logsumexp);
@@ -97,7 +92,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> BlockedAttentionBackward(
     const at::Tensor& value_BGSd, const at::Tensor& output_BNSd, const at::Tensor& logsumexp_BNS,
     const BlockedAttentionOptions& options) {
   const int64_t groups = key_BGSd.size(1);
-  const double scale = Scale(query_BNSd);
+  const double scale = options.rule.ScaleOf(query_BNSd.size(3));
   const at::Tensor keys = AllKeys(key_BGSd);
   const at::Tensor values = AllKeys(value_BGSd);
   at::Tensor dkeys = at::zeros_like(keys);
@@ -110,7 +105,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> BlockedAttentionBackward(
     const at::Tensor block_values = values.narrow(1, block.first_key, block.keys);
     const at::Tensor sums = QueryRows(logsumexp_BNS.unsqueeze(3), groups, block);
     const at::Tensor probabilities =
-        Scores(query_rows, block_keys, scale, options.window, block).sub_(sums).exp_();
+        Scores(query_rows, block_keys, scale, options.rule.window, block).sub_(sums).exp_();
     dvalues.narrow(1, block.first_key, block.keys)
         .add_(at::bmm(probabilities.transpose(1, 2), doutput_rows));
     const at::Tensor mean =

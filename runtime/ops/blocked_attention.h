@@ -10,11 +10,12 @@
 #include <tuple>
 
 #include "runtime/ops/aten.h"
+#include "runtime/ops/causal_attention.h"
 
 namespace oom {
 
 struct BlockedAttentionOptions {
-  int64_t window = 0;                         // 0: full causal attention.
+  AttentionRule rule;
   int64_t block_elements = int64_t{1} << 26;  // Scores that live at a time, at most.
 };
 

@@ -1,5 +1,6 @@
 #include "runtime/ops/causal_attention.h"
 
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <tuple>
@@ -55,30 +56,30 @@ std::optional<at::Tensor> WindowMask(const Run& run, int64_t window, const at::T
 // One run. LibTorch's fused kernel is the CPU's alone.
 std::tuple<at::Tensor, at::Tensor> RunForward(const Run& run, const at::Tensor& query,
                                               const at::Tensor& key, const at::Tensor& value,
-                                              int64_t window) {
+                                              const AttentionRule& rule) {
   if (!query.is_cpu()) {
     return BlockedAttentionForward(run.Batch(query), run.Batch(key), run.Batch(value),
-                                   {.window = window});
+                                   {.rule = rule});
   }
-  const std::optional<at::Tensor> mask = WindowMask(run, window, query);
-  return at::_scaled_dot_product_flash_attention_for_cpu(run.Batch(query), run.Batch(key),
-                                                         run.Batch(value), /*dropout_p=*/0.0,
-                                                         /*is_causal=*/!mask.has_value(), mask);
+  const std::optional<at::Tensor> mask = WindowMask(run, rule.window, query);
+  return at::_scaled_dot_product_flash_attention_for_cpu(
+      run.Batch(query), run.Batch(key), run.Batch(value), /*dropout_p=*/0.0,
+      /*is_causal=*/!mask.has_value(), mask, rule.ScaleOf(query.size(2)));
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> RunBackward(
     const Run& run, const at::Tensor& doutput, const at::Tensor& query, const at::Tensor& key,
-    const at::Tensor& value, const AttentionOutput& forward, int64_t window) {
+    const at::Tensor& value, const AttentionOutput& forward, const AttentionRule& rule) {
   if (!query.is_cpu()) {
     return BlockedAttentionBackward(run.Batch(doutput), run.Batch(query), run.Batch(key),
                                     run.Batch(value), run.Batch(forward.output_TNd),
-                                    run.Batch(forward.logsumexp_TN), {.window = window});
+                                    run.Batch(forward.logsumexp_TN), {.rule = rule});
   }
-  const std::optional<at::Tensor> mask = WindowMask(run, window, query);
+  const std::optional<at::Tensor> mask = WindowMask(run, rule.window, query);
   return at::_scaled_dot_product_flash_attention_for_cpu_backward(
       run.Batch(doutput), run.Batch(query), run.Batch(key), run.Batch(value),
       run.Batch(forward.output_TNd), run.Batch(forward.logsumexp_TN), /*dropout_p=*/0.0,
-      /*is_causal=*/!mask.has_value(), mask);
+      /*is_causal=*/!mask.has_value(), mask, rule.ScaleOf(query.size(2)));
 }
 
 // LibTorch's grouped-query kernel adds the key and value gradients of a group in the tensors' own
@@ -118,13 +119,22 @@ void PlaceRun(const Run& run, const at::Tensor& part, int64_t tokens, at::Tensor
 
 }  // namespace
 
+double AttentionRule::ScaleOf(int64_t head_size) const {
+  return score_scale != 0.0 ? score_scale : 1.0 / std::sqrt(static_cast<double>(head_size));
+}
+
+AttentionRule RuleOf(const AttentionDescription& attention) {
+  return {.window = attention.sliding_window, .score_scale = attention.score_scale};
+}
+
 AttentionOutput CausalAttentionForward(const at::Tensor& query_TNd, const at::Tensor& key_TGd,
                                        const at::Tensor& value_TGd,
-                                       const std::vector<int64_t>& cu_seqlens, int64_t window) {
+                                       const std::vector<int64_t>& cu_seqlens,
+                                       const AttentionRule& rule) {
   const int64_t tokens = query_TNd.size(0);
   AttentionOutput result;
   for (const Run& run : FindRuns(cu_seqlens, tokens)) {
-    const auto [output, logsumexp] = RunForward(run, query_TNd, key_TGd, value_TGd, window);
+    const auto [output, logsumexp] = RunForward(run, query_TNd, key_TGd, value_TGd, rule);
     PlaceRun(run, output, tokens, &result.output_TNd);
     PlaceRun(run, logsumexp, tokens, &result.logsumexp_TN);
   }
@@ -135,7 +145,8 @@ AttentionGradients CausalAttentionBackward(const at::Tensor& doutput_TNd,
                                            const at::Tensor& query_TNd, const at::Tensor& key_TGd,
                                            const at::Tensor& value_TGd,
                                            const AttentionOutput& forward,
-                                           const std::vector<int64_t>& cu_seqlens, int64_t window) {
+                                           const std::vector<int64_t>& cu_seqlens,
+                                           const AttentionRule& rule) {
   const int64_t tokens = query_TNd.size(0);
   const int64_t group = query_TNd.size(1) / key_TGd.size(1);
   const bool expand = MustExpandGroups(query_TNd, key_TGd);
@@ -144,7 +155,7 @@ AttentionGradients CausalAttentionBackward(const at::Tensor& doutput_TNd,
   AttentionGradients result;
   for (const Run& run : FindRuns(cu_seqlens, tokens)) {
     const auto [dquery, dkey, dvalue] =
-        RunBackward(run, doutput_TNd, query_TNd, key, value, forward, window);
+        RunBackward(run, doutput_TNd, query_TNd, key, value, forward, rule);
     PlaceRun(run, dquery, tokens, &result.query_TNd);
     PlaceRun(run, dkey, tokens, &result.key_TGd);
     PlaceRun(run, dvalue, tokens, &result.value_TGd);

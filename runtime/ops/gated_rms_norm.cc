@@ -29,7 +29,8 @@ GatedRmsNormGradients GatedRmsNormBackward(const at::Tensor& dy, const at::Tenso
   const at::Tensor wide_dy = Wide(dy);
   const at::Tensor dsilu = at::mul(wide_dy, Wide(weight_V)).mul_(Normalized(x, epsilon));
   return {
-      .x = RmsNormBackward(at::mul(wide_dy, at::silu(wide_gate)), x, weight_V, epsilon, dweight_V),
+      .x = RmsNormBackward(at::mul(wide_dy, at::silu(wide_gate)), x, weight_V,
+                           {.epsilon = epsilon}, dweight_V),
       .gate = at::silu_backward(dsilu, wide_gate).to(gate.scalar_type())};
 }
 

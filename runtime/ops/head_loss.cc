@@ -39,7 +39,7 @@ ChunkLoss CrossEntropy(const at::Tensor& logits_TV, const at::Tensor& target_T, 
 
 at::Tensor HeadLogits(const ModelDescription& model, const HeadTensors& weights,
                       const at::Tensor& x_TH) {
-  return at::linear(RmsNormForward(x_TH, weights.final_norm, model.rms_epsilon), weights.head);
+  return at::linear(RmsNormForward(x_TH, weights.final_norm, model.norm), weights.head);
 }
 
 HeadLossResult HeadLoss(const ModelDescription& model, const HeadTensors& weights,
@@ -59,7 +59,7 @@ HeadLossResult HeadLoss(const ModelDescription& model, const HeadTensors& weight
   for (int64_t done = 0; done < count; done += options.chunk_tokens) {
     const int64_t rows = std::min(options.chunk_tokens, count - done);
     const at::Tensor x = x_TH.narrow(0, first + done, rows);
-    const at::Tensor normed_TH = RmsNormForward(x, weights.final_norm, model.rms_epsilon);
+    const at::Tensor normed_TH = RmsNormForward(x, weights.final_norm, model.norm);
     const ChunkLoss chunk =
         CrossEntropy(at::linear(normed_TH, weights.head), target_T.narrow(0, first + done, rows),
                      options.gradient_scale, gradients != nullptr);
@@ -70,8 +70,8 @@ HeadLossResult HeadLoss(const ModelDescription& model, const HeadTensors& weight
     AccumulateWeightGradient(gradients->head, chunk.dlogits_TV, normed_TH);
     const at::Tensor dnormed_TH = at::mm(chunk.dlogits_TV.to(x.scalar_type()), weights.head);
     result.dx_TH.narrow(0, done, rows)
-        .copy_(RmsNormBackward(dnormed_TH, x, weights.final_norm, model.rms_epsilon,
-                               gradients->final_norm));
+        .copy_(
+            RmsNormBackward(dnormed_TH, x, weights.final_norm, model.norm, gradients->final_norm));
   }
   return result;
 }

@@ -10,31 +10,41 @@
 namespace oom {
 
 struct HeadSlice {
-  HeadSlice(const ModelDescription& model, HeadRange range)
-      : whole(range.count < 0 || range.count == model.query_head_count),
-        query_heads(range.count < 0 ? model.query_head_count : range.count) {
-    const int64_t group = model.query_head_count / model.kv_head_count;
-    OOM_CHECK(range.first >= 0 && range.first + query_heads <= model.query_head_count);
+  HeadSlice(const AttentionDescription& attention, HeadRange range)
+      : whole(range.count < 0 || range.count == attention.query_head_count),
+        query_heads(range.count < 0 ? attention.query_head_count : range.count),
+        head_size(attention.head_size),
+        head_rows(attention.output_gate ? 2 * head_size : head_size),
+        first_query_head(range.first) {
+    const int64_t group = attention.query_head_count / attention.kv_head_count;
+    OOM_CHECK(range.first >= 0 && range.first + query_heads <= attention.query_head_count);
     OOM_CHECK_MSG(range.first % group == 0 && query_heads % group == 0,
                   "a head group must cover whole key/value heads");
+    first_kv_head = range.first / group;
     kv_heads = query_heads / group;
-    query_first_row = range.first * model.head_size;
-    query_rows = query_heads * model.head_size;
-    kv_first_row = range.first / group * model.head_size;
-    kv_rows = kv_heads * model.head_size;
   }
 
-  at::Tensor Query(const at::Tensor& w) const { return w.narrow(0, query_first_row, query_rows); }
-  at::Tensor KeyValue(const at::Tensor& w) const { return w.narrow(0, kv_first_row, kv_rows); }
-  at::Tensor Output(const at::Tensor& w) const { return w.narrow(1, query_first_row, query_rows); }
+  // With an output gate, a head's rows are its query's, then its gate's.
+  at::Tensor Query(const at::Tensor& w) const {
+    return w.narrow(0, first_query_head * head_rows, query_heads * head_rows);
+  }
+  at::Tensor KeyValue(const at::Tensor& w) const {
+    return w.narrow(0, first_kv_head * head_size, kv_width());
+  }
+  at::Tensor Output(const at::Tensor& w) const {
+    return w.narrow(1, first_query_head * head_size, query_width());
+  }
+
+  int64_t query_width() const { return query_heads * head_size; }
+  int64_t kv_width() const { return kv_heads * head_size; }
 
   bool whole;
   int64_t query_heads;
+  int64_t head_size;
+  int64_t head_rows;  // Of the query projection, a head.
+  int64_t first_query_head;
+  int64_t first_kv_head = 0;
   int64_t kv_heads = 0;
-  int64_t query_first_row = 0;
-  int64_t query_rows = 0;
-  int64_t kv_first_row = 0;
-  int64_t kv_rows = 0;
 };
 
 }  // namespace oom

@@ -27,7 +27,7 @@ PackedBatch MakePackedBatch(std::vector<int64_t> cu_seqlens) {
 }
 
 int64_t MixerSaved::bytes() const {
-  return TensorBytes(input_TH) + TensorBytes(query_TNd) + TensorBytes(key_TGd) +
+  return TensorBytes(input_TH) + TensorBytes(query_TNr) + TensorBytes(key_TGd) +
          TensorBytes(value_TGd) + TensorBytes(attention.output_TNd) +
          TensorBytes(attention.logsumexp_TN);
 }

@@ -70,7 +70,7 @@ struct TokenRange {
 struct MixerSaved {
   HeadRange heads;
   at::Tensor input_TH;
-  at::Tensor query_TNd;
+  at::Tensor query_TNr;  // r = d, or 2d with an output gate: by head [query | gate].
   at::Tensor key_TGd;
   at::Tensor value_TGd;
   AttentionOutput attention;
@@ -93,14 +93,15 @@ struct MixtureSaved {
 
 // All heads: h in x's type. A part: its contribution to the output projection, wide and without the
 // residual; FinishMixer(x, sum of the parts) is h. `saved` may be null: nothing is kept.
-at::Tensor MixerForward(const ModelDescription& model, const LayerTensors& weights,
-                        const at::Tensor& x_TH, const PackedBatch& batch, MixerSaved* saved,
-                        HeadRange heads = {});
+at::Tensor MixerForward(const ModelDescription& model, const LayerDescription& layer,
+                        const LayerTensors& weights, const at::Tensor& x_TH,
+                        const PackedBatch& batch, MixerSaved* saved, HeadRange heads = {});
 
 // All heads: dx in dh's type. A part: its contribution to dx, wide and without the residual;
 // FinishMixer(dh, sum of the parts) is dx. The heads are those of `saved`.
-at::Tensor MixerBackward(const ModelDescription& model, const LayerTensors& weights,
-                         const at::Tensor& dh_TH, const MixerSaved& saved, const PackedBatch& batch,
+at::Tensor MixerBackward(const ModelDescription& model, const LayerDescription& layer,
+                         const LayerTensors& weights, const at::Tensor& dh_TH,
+                         const MixerSaved& saved, const PackedBatch& batch,
                          LayerTensors* gradients);
 
 // residual + sum of parts, rounded once to the residual's type.
@@ -115,13 +116,13 @@ struct MixtureOptions {
 };
 
 // y of the tokens asked for. `saved` may be null: nothing is kept.
-at::Tensor MixtureForward(const ModelDescription& model, MixtureKind kind,
+at::Tensor MixtureForward(const ModelDescription& model, const LayerDescription& layer,
                           const LayerTensors& weights, const at::Tensor& h_TH, MixtureSaved* saved,
                           const MixtureOptions& options = {});
 
 // dh of the tokens of `saved`; `dy_TH` has the rows of the whole batch. `balance` adds the gradient
 // of the load-balancing loss (its coefficient may be 0).
-at::Tensor MixtureBackward(const ModelDescription& model, MixtureKind kind,
+at::Tensor MixtureBackward(const ModelDescription& model, const LayerDescription& layer,
                            const LayerTensors& weights, const at::Tensor& dy_TH,
                            const MixtureSaved& saved, LayerTensors* gradients,
                            const LoadBalanceTerm& balance = {});

@@ -24,13 +24,13 @@ at::Tensor WeightByRow(const ModelDescription& model, const MixtureSaved& saved)
 }
 
 // Everything that backward needs; all that a replay computes.
-MixtureSaved GateUp(const ModelDescription& model, MixtureKind kind, const LayerTensors& weights,
-                    const at::Tensor& h_TH, TokenRange tokens) {
+MixtureSaved GateUp(const ModelDescription& model, const LayerDescription& layer,
+                    const LayerTensors& weights, const at::Tensor& h_TH, TokenRange tokens) {
   MixtureSaved saved;
   saved.tokens = tokens;
   saved.input_TH = Rows(h_TH, tokens);
-  const at::Tensor normed_TH = RmsNormForward(saved.input_TH, weights.post_norm, model.rms_epsilon);
-  if (kind == MixtureKind::kDense) {
+  const at::Tensor normed_TH = RmsNormForward(saved.input_TH, weights.post_norm, model.norm);
+  if (layer.mixture == MixtureKind::kDense) {
     saved.gate_up_RF = DenseGateUpForward(normed_TH, weights.gate_up);
     return saved;
   }
@@ -62,18 +62,18 @@ at::Tensor RoutedBackward(const ModelDescription& model, const LayerTensors& wei
 
 }  // namespace
 
-at::Tensor MixtureForward(const ModelDescription& model, MixtureKind kind,
+at::Tensor MixtureForward(const ModelDescription& model, const LayerDescription& layer,
                           const LayerTensors& weights, const at::Tensor& h_TH, MixtureSaved* saved,
                           const MixtureOptions& options) {
   if (const DeviceOperators* device = OperatorsFor(h_TH)) {
-    return device->mixture_forward(model, kind, weights, h_TH, saved, options);
+    return device->mixture_forward(model, layer, weights, h_TH, saved, options);
   }
-  MixtureSaved kept = GateUp(model, kind, weights, h_TH, options.tokens);
-  if (options.stats != nullptr && kind == MixtureKind::kRoutedExperts) {
+  MixtureSaved kept = GateUp(model, layer, weights, h_TH, options.tokens);
+  if (options.stats != nullptr && HasExperts(layer.mixture)) {
     CountRouting(kept.router, options.stats);
   }
   at::Tensor y_TH;
-  if (!options.stop_at_gate_up && kind == MixtureKind::kDense) {
+  if (!options.stop_at_gate_up && layer.mixture == MixtureKind::kDense) {
     y_TH = DenseDownForward(kept.gate_up_RF, weights.down).add_(kept.input_TH);
   } else if (!options.stop_at_gate_up) {
     at::Tensor y_RH = ExpertsDownForward(kept.gate_up_RF, weights.down, kept.groups.rows_by_expert);
@@ -84,21 +84,21 @@ at::Tensor MixtureForward(const ModelDescription& model, MixtureKind kind,
   return y_TH;
 }
 
-at::Tensor MixtureBackward(const ModelDescription& model, MixtureKind kind,
+at::Tensor MixtureBackward(const ModelDescription& model, const LayerDescription& layer,
                            const LayerTensors& weights, const at::Tensor& dy_TH,
                            const MixtureSaved& saved, LayerTensors* gradients,
                            const LoadBalanceTerm& balance) {
   if (const DeviceOperators* device = OperatorsFor(dy_TH)) {
-    return device->mixture_backward(model, kind, weights, dy_TH, saved, gradients, balance);
+    return device->mixture_backward(model, layer, weights, dy_TH, saved, gradients, balance);
   }
   const at::Tensor dy_rows = Rows(dy_TH, saved.tokens);
-  const at::Tensor normed_TH = RmsNormForward(saved.input_TH, weights.post_norm, model.rms_epsilon);
+  const at::Tensor normed_TH = RmsNormForward(saved.input_TH, weights.post_norm, model.norm);
   const at::Tensor dnormed_TH =
-      kind == MixtureKind::kDense
+      layer.mixture == MixtureKind::kDense
           ? DenseMlpBackward(dy_rows, normed_TH, saved.gate_up_RF, weights.gate_up, weights.down,
                              gradients->gate_up, gradients->down)
           : RoutedBackward(model, weights, dy_rows, normed_TH, saved, gradients, balance);
-  return RmsNormBackward(dnormed_TH, saved.input_TH, weights.post_norm, model.rms_epsilon,
+  return RmsNormBackward(dnormed_TH, saved.input_TH, weights.post_norm, model.norm,
                          gradients->post_norm)
       .add_(dy_rows)
       .to(dy_TH.scalar_type());

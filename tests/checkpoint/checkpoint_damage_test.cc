@@ -105,7 +105,7 @@ TEST(CheckpointDamageTest, EveryKindOfDamageFallsBackToTheOneBefore) {
 TEST(CheckpointDamageTest, SwappedShardsAreSeen) {
   TemporaryDirectory directory;
   ModelDescription model = TinyModel();
-  model.mixtures = {MixtureKind::kRoutedExperts, MixtureKind::kRoutedExperts};
+  model.layers[1].mixture = MixtureKind::kRoutedExperts;
   const auto report = testing::WriteCheckpoint(directory.path(), model, 1);
   ASSERT_TRUE(report.ok());
   // The experts of both layers: files of one size.

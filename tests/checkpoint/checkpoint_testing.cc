@@ -30,18 +30,21 @@ ModelDescription TinyModel(int64_t hidden_size, int64_t vocabulary_size) {
   ModelDescription model;
   model.family = Family::kQwen3Moe;
   model.hidden_size = hidden_size;
-  model.layer_count = 2;
   model.vocabulary_size = vocabulary_size;
-  model.query_head_count = 4;
-  model.kv_head_count = 2;
-  model.head_size = 8;
   model.expert_count = 3;
   model.experts_per_token = 2;
   model.expert_width = 20;
   model.dense_width = 40;
-  model.query_key_norm = true;
   model.max_positions = 128;
-  model.mixtures = {MixtureKind::kRoutedExperts, MixtureKind::kDense};
+  model.layers.resize(2);
+  for (LayerDescription& layer : model.layers) {
+    layer.attention = {.query_head_count = 4,
+                       .kv_head_count = 2,
+                       .head_size = 8,
+                       .query_key_norm = true,
+                       .rotary = {.size = 8, .pair_count = 4}};
+  }
+  model.layers[1].mixture = MixtureKind::kDense;
   return model;
 }
 

@@ -30,7 +30,7 @@ constexpr char kConfig[] = R"({
   "rms_norm_eps": 1e-6,
   "rope_theta": 1000000.0, "max_position_embeddings": 128, "tie_word_embeddings": false,
   "hidden_act": "silu", "attention_bias": false, "mlp_only_layers": [1], "decoder_sparse_step": 1,
-  "initializer_range": 0.02, "my_own_key": 5})";
+  "initializer_range": 0.02, "pad_token_id": 5})";
 
 class ExportTest : public ::testing::Test {
  protected:
@@ -159,22 +159,22 @@ TEST_F(ExportTest, AModelDirectoryIsTheTemplate) {
 
 // The configuration says what the model was trained with, from a bare one and from a directory.
 TEST_F(ExportTest, TheConfigurationHasTheRotaryScalingOfTheCheckpoint) {
-  model_.yarn = MakeYarn(4.0, 32);
+  model_.set_yarn(MakeYarn(4.0, 32));
   Write(10);
   const std::string source = directory_.path() + "/source";
   ASSERT_TRUE(ExportCheckpoint({.output_directory = run_, .destination = source}).ok());
-  EXPECT_EQ(ReadHfConfig(source)->yarn, model_.yarn);
-  EXPECT_EQ(ReadHfConfig(source)->rope_theta, 1e6);
-  EXPECT_NE(ReadFile(source + "/config.json")->find("\"my_own_key\": 5"), std::string::npos);
+  EXPECT_EQ(ReadHfConfig(source)->yarn(), model_.yarn());
+  EXPECT_EQ(ReadHfConfig(source)->rotary()->theta, 1e6);
+  EXPECT_NE(ReadFile(source + "/config.json")->find("\"pad_token_id\": 5"), std::string::npos);
   ASSERT_TRUE(
       WriteFileAtomically(run_ + "/job.json",
                           R"({"uid": "uid-1", "spec": {"model": {"path": ")" + source + "\"}}}")
           .ok());
   for (const auto& yarn : {std::optional(MakeYarn(2.0, 16)), std::optional<YarnScaling>()}) {
-    model_.yarn = yarn;
+    model_.set_yarn(yarn);
     Write(yarn ? 11 : 12);
     ASSERT_TRUE(ExportCheckpoint({.output_directory = run_}).ok());
-    EXPECT_EQ(ReadHfConfig(run_ + "/export")->yarn, yarn);
+    EXPECT_EQ(ReadHfConfig(run_ + "/export")->yarn(), yarn);
     EXPECT_EQ(Compare(run_ + "/export", yarn ? 11 : 12, StateArray::kMaster, TensorType::kBF16),
               "");
   }

@@ -15,7 +15,7 @@ Manifest Example() {
   manifest.precision = Precision::kFloat32;
   manifest.seed = ~uint64_t{0};
   manifest.data_cursor = int64_t{1} << 60;
-  manifest.model.rms_epsilon = 1.0000000000000002e-6;
+  manifest.model.norm.epsilon = 1.0000000000000002e-6;
   manifest.files = {{"unit-0000.safetensors", 5, {0xDEADBEEF}},
                     {"unit-0001.safetensors", kPieceBytes + 1, {0, 0xFFFFFFFF}}};
   return manifest;
@@ -55,11 +55,12 @@ TEST(ManifestTest, YarnIsReadBackAndComparedAndOnlyThereIfItIsUsed) {
   Manifest manifest = Example();
   EXPECT_EQ(FormatManifest(manifest).find("yarn"), std::string::npos);
   const ModelDescription plain = manifest.model;
-  manifest.model.yarn = MakeYarn(4.0, 32768);
-  manifest.model.yarn->truncate = false;
+  YarnScaling yarn = MakeYarn(4.0, 32768);
+  yarn.truncate = false;
+  manifest.model.set_yarn(yarn);
   const auto parsed = ParseManifest(FormatManifest(manifest), "m");
   ASSERT_TRUE(parsed.ok()) << parsed.status().ToString();
-  EXPECT_EQ(parsed->model.yarn, manifest.model.yarn);
+  EXPECT_EQ(parsed->model, manifest.model);
   EXPECT_EQ(ModelDifference(parsed->model, manifest.model), "");
   EXPECT_TRUE(ModelDifference(plain, manifest.model).starts_with("yarn null against {"));
   EXPECT_TRUE(ModelDifference(manifest.model, plain).ends_with(" against null"));

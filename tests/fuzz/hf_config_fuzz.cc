@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   // Units of larger models are right by the same code and would only cost time.
-  if (model->layer_count * model->expert_count > 4096) return 0;
+  if (model->layer_count() * model->expert_count > 4096) return 0;
   const auto units = oom::BuildUnits(*model, 3);
   int64_t published_elements = 0;
   for (const oom::FileTensor& tensor : oom::PublishedTensors(*model, units)) {

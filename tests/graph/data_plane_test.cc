@@ -145,15 +145,15 @@ TEST(DataPlane, PlansDoNotChangeABit) {
 TEST(DataPlane, EmbeddingRowsStayUntilEveryChunkHasReadThem) {
   TestJob job;
   job.model = {.hidden_size = 32,
-               .layer_count = 1,
                .vocabulary_size = 200,
-               .query_head_count = 1,
-               .kv_head_count = 1,
-               .head_size = 16,
                .expert_count = 2,
                .experts_per_token = 1,
                .expert_width = 16};
-  job.model.mixtures = {MixtureKind::kRoutedExperts};
+  job.model.layers.resize(1);
+  job.model.layers[0].attention = {.query_head_count = 1,
+                                   .kv_head_count = 1,
+                                   .head_size = 16,
+                                   .rotary = {.size = 16, .pair_count = 8}};
   job.plan = PlainPlan(job.model, 1);
   job.plan.set_chunk_bytes(8192);  // 128 rows.
   job.plan.set_micro_batch_tokens(4);
@@ -190,20 +190,21 @@ TEST(DataPlane, EmbeddingRowsStayUntilEveryChunkHasReadThem) {
   EXPECT_EQ(reference.CompareAll(pools.map()), "");
 }
 
-// Goal: rows of the embedding outside the batch are updated in the backward, before the embedding's gradient is there
-// (engine rules, section 8). Method: the backward of the embedding waits until all of their blocks are updated.
+// Goal: rows of the embedding outside the batch are updated in the backward, before the embedding's
+// gradient is there (engine rules, section 8). Method: the backward of the embedding waits until
+// all of their blocks are updated.
 TEST(DataPlane, RowsOutsideTheBatchAreUpdatedBeforeTheEmbeddingsGradientComes) {
   TestJob job;
   job.model = {.hidden_size = 64,
-               .layer_count = 1,
                .vocabulary_size = 1000,
-               .query_head_count = 1,
-               .kv_head_count = 1,
-               .head_size = 16,
                .expert_count = 2,
                .experts_per_token = 1,
                .expert_width = 16};
-  job.model.mixtures = {MixtureKind::kRoutedExperts};
+  job.model.layers.resize(1);
+  job.model.layers[0].attention = {.query_head_count = 1,
+                                   .kv_head_count = 1,
+                                   .head_size = 16,
+                                   .rotary = {.size = 16, .pair_count = 8}};
   job.plan = PlainPlan(job.model, 2);
   job.plan.set_chunk_bytes(65536);
   job.plan.set_micro_batch_tokens(4);

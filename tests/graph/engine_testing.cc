@@ -23,19 +23,22 @@ uint64_t Mix(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
 ModelDescription RandomModel(Random& random, const JobShape& shape) {
   ModelDescription model;
   model.hidden_size = shape.tiny ? (random.Chance(0.2) ? 32 : 16) : 16 * random.Between(1, 12);
-  model.layer_count = random.Between(1, shape.max_layers);
+  const int64_t layer_count = random.Between(1, shape.max_layers);
   model.vocabulary_size = shape.tiny ? random.Between(40, 200) : random.Between(20, 900);
-  model.head_size = 16;
-  model.kv_head_count = random.Between(1, 2);
-  model.query_head_count = model.kv_head_count * random.Between(1, 2);
+  AttentionDescription attention;
+  attention.head_size = 16;
+  attention.kv_head_count = random.Between(1, 2);
+  attention.query_head_count = attention.kv_head_count * random.Between(1, 2);
+  attention.rotary = {.size = 16, .pair_count = 8};
   model.expert_count = random.Between(2, shape.tiny ? 4 : 12);
   model.experts_per_token = random.Between(1, 2);
   model.expert_width = 16 * random.Between(1, shape.tiny ? 2 : 6);
   model.dense_width = 32 * random.Between(1, shape.tiny ? 2 : 6);
-  model.query_key_norm = random.Chance(shape.tiny ? 0.2 : 0.5);
-  for (int64_t layer = 0; layer < model.layer_count; ++layer) {
-    model.mixtures.push_back(random.Chance(0.3) ? MixtureKind::kDense
-                                                : MixtureKind::kRoutedExperts);
+  attention.query_key_norm = random.Chance(shape.tiny ? 0.2 : 0.5);
+  for (int64_t layer = 0; layer < layer_count; ++layer) {
+    model.layers.push_back(
+        {.attention = attention,
+         .mixture = random.Chance(0.3) ? MixtureKind::kDense : MixtureKind::kRoutedExperts});
   }
   return model;
 }
@@ -52,7 +55,7 @@ v1::Plan PlainPlan(const ModelDescription& model, int rank_count) {
     unit_plan->set_home(v1::STATE_HOME_STREAMED);
     unit_plan->set_delivery(v1::PARAMETER_DELIVERY_FULL);
   }
-  for (int64_t layer = 0; layer < model.layer_count; ++layer) {
+  for (int64_t layer = 0; layer < model.layer_count(); ++layer) {
     plan.add_layers()->set_boundary(v1::BOUNDARY_HOME_HOST);
   }
   plan.mutable_partitions()->set_attention_head_group_count(1);

@@ -34,7 +34,7 @@ FakeWorker::FakeWorker(const Options& options)
   auto arena = BufferArena::Create({&options_.job->graph}, &device_);
   OOM_CHECK(arena.ok());
   arena_ = std::move(arena).value();
-  const auto layers = static_cast<size_t>(options_.job->model.layer_count);
+  const auto layers = static_cast<size_t>(options_.job->model.layer_count());
   layer_unit_.resize(layers);
   mixture_unit_.assign(layers, -1);
   for (const ParameterUnit& unit : options_.job->layout->units()) {
@@ -249,7 +249,7 @@ Status FakeWorker::Compute(const Node& node, int64_t step) {
     }
     case NodeKind::kHead: {
       const std::vector<float>& x = activation_.back();
-      const float expected = BoundaryValue(options_.job->model.layer_count, step, node.micro_batch);
+      const float expected = BoundaryValue(options_.job->model.layer_count(), step, node.micro_batch);
       if (x.front() != expected || x.back() != expected) return Broken(node, step, "wrong input");
       OOM_RETURN_IF_ERROR(ReadUnit(node.unit, node.weights, step, /*whole=*/true,
                                    &digest_[static_cast<size_t>(node.unit)]));

@@ -349,7 +349,7 @@ TEST_F(GraphTest, NodesFollowThePlan) {
       }
     }
     const int passes = job.plan.accumulation();
-    for (int64_t layer = 0; layer < job.model.layer_count; ++layer) {
+    for (int64_t layer = 0; layer < job.model.layer_count(); ++layer) {
       const v1::LayerPlan& plan = job.plan.layers(static_cast<int>(layer));
       const bool stored = plan.boundary() == v1::BOUNDARY_HOME_HOST && !plan.retain_mixer();
       EXPECT_EQ(count[NodeKind::kReplayMixer][layer], plan.retain_mixer() ? 0 : passes);

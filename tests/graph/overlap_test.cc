@@ -85,15 +85,15 @@ TEST(Overlap, ASteadyStepIsTheLongestPathAndHalfTheSum) {
   for (const int ranks : {1, 2}) {
     TestJob job;
     job.model = {.hidden_size = 32,
-                 .layer_count = 6,
                  .vocabulary_size = 200,
-                 .query_head_count = 2,
-                 .kv_head_count = 2,
-                 .head_size = 16,
                  .expert_count = 4,
                  .experts_per_token = 2,
                  .expert_width = 32};
-    job.model.mixtures.assign(6, MixtureKind::kRoutedExperts);
+    const AttentionDescription attention = {.query_head_count = 2,
+                                            .kv_head_count = 2,
+                                            .head_size = 16,
+                                            .rotary = {.size = 16, .pair_count = 8}};
+    job.model.layers.assign(6, {.attention = attention});
     job.plan = PlainPlan(job.model, ranks);
     job.plan.set_chunk_bytes(1 << 20);
     job.plan.set_backlog_bytes(8 << 20);

@@ -17,8 +17,8 @@ namespace {
 TEST(GraphHash, TheHashSeesEveryFieldThatMattersAndNothingElse) {
   Random random(11);
   ModelDescription model = RandomModel(random, {});
-  model.layer_count = 4;
-  model.mixtures.assign(4, MixtureKind::kRoutedExperts);
+  const AttentionDescription attention = model.layer(0).attention;
+  model.layers.assign(4, {.attention = attention});
   const auto hash = [&](const std::function<void(v1::Plan*)>& change) {
     TestJob job;
     job.model = model;
@@ -79,7 +79,8 @@ TEST(ValidatePlan, PlansThatCannotRunAreRefusedByField) {
   EXPECT_EQ(field([](v1::Plan* p) { p->set_rank_count(0); }), "plan.rank_count");
   EXPECT_EQ(field([](v1::Plan* p) { p->set_rank_count(65); }), "plan.rank_count");
   EXPECT_EQ(field([](v1::Plan* p) { p->clear_reduction(); }), "plan.reduction");
-  EXPECT_EQ(field([](v1::Plan* p) { p->set_reduction(v1::GRADIENT_REDUCTION_DEVICE_FLOAT32); }), "");
+  EXPECT_EQ(field([](v1::Plan* p) { p->set_reduction(v1::GRADIENT_REDUCTION_DEVICE_FLOAT32); }),
+            "");
   EXPECT_EQ(field([](v1::Plan* p) {
               p->set_reduction(v1::GRADIENT_REDUCTION_DEVICE_BFLOAT16);
               p->set_precision(v1::PRECISION_FLOAT32);

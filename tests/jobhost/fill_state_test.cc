@@ -13,16 +13,18 @@ namespace {
 ModelDescription TinyModel() {
   ModelDescription model;
   model.hidden_size = 32;
-  model.layer_count = 2;
   model.vocabulary_size = 300;
-  model.query_head_count = 2;
-  model.kv_head_count = 1;
-  model.head_size = 16;
   model.expert_count = 4;
   model.experts_per_token = 2;
   model.expert_width = 16;
-  model.query_key_norm = true;
-  model.mixtures = {MixtureKind::kRoutedExperts, MixtureKind::kRoutedExperts};
+  model.layers.resize(2);
+  for (LayerDescription& layer : model.layers) {
+    layer.attention = {.query_head_count = 2,
+                       .kv_head_count = 1,
+                       .head_size = 16,
+                       .query_key_norm = true,
+                       .rotary = {.size = 16, .pair_count = 8}};
+  }
   return model;
 }
 

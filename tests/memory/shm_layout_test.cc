@@ -49,7 +49,7 @@ std::vector<std::pair<std::string, Region>> Regions(const TestJob& job) {
   }
   for (int rank = 0; rank < layout.rank_count(); ++rank) {
     regions.emplace_back("rows", layout.embedding_rows(rank).region);
-    for (int64_t layer = 0; layer < job.model.layer_count; ++layer) {
+    for (int64_t layer = 0; layer < job.model.layer_count(); ++layer) {
       const Region boundary = layout.boundary(rank, layer);
       const v1::LayerPlan& plan = job.plan.layers(static_cast<int>(layer));
       const bool on_host = plan.boundary() == v1::BOUNDARY_HOME_HOST && !plan.retain_mixer();
@@ -252,18 +252,18 @@ TEST(SharedLayout, AStreamedParameterCostsTwelveBytes) {
   for (const bool float32 : {false, true}) {
     for (const int ranks : {1, 2, 4}) {
       ModelDescription model{.hidden_size = 512,
-                             .layer_count = 6,
                              .vocabulary_size = 32000,
-                             .query_head_count = 8,
-                             .kv_head_count = 2,
-                             .head_size = 64,
                              .expert_count = 16,
                              .experts_per_token = 4,
                              .expert_width = 256,
-                             .dense_width = 1536,
-                             .query_key_norm = true};
-      model.mixtures.assign(6, MixtureKind::kRoutedExperts);
-      model.mixtures[0] = MixtureKind::kDense;
+                             .dense_width = 1536};
+      const AttentionDescription attention = {.query_head_count = 8,
+                                              .kv_head_count = 2,
+                                              .head_size = 64,
+                                              .query_key_norm = true,
+                                              .rotary = {.size = 64, .pair_count = 32}};
+      model.layers.assign(6, {.attention = attention});
+      model.layers[0].mixture = MixtureKind::kDense;
       v1::Plan plan = PlainPlan(model, ranks);
       if (float32) plan.set_precision(v1::PRECISION_FLOAT32);
       plan.set_chunk_bytes(int64_t{4} << 20);

@@ -22,28 +22,34 @@ Result<ModelDescription> Parse(const std::string& config) {
   return ParseHfConfig(config, "m/config.json");
 }
 
+std::vector<MixtureKind> Mixtures(const ModelDescription& model) {
+  std::vector<MixtureKind> mixtures;
+  for (const LayerDescription& layer : model.layers) mixtures.push_back(layer.mixture);
+  return mixtures;
+}
+
 TEST(HfConfig, ReadsQwen3Moe) {
   const auto model = Parse(TinyQwenConfig());
   ASSERT_TRUE(model.ok()) << model.status().ToString();
   EXPECT_EQ(model->family, Family::kQwen3Moe);
   EXPECT_EQ(model->hidden_size, 24);
-  EXPECT_EQ(model->layer_count, 3);
+  EXPECT_EQ(model->layer_count(), 3);
   EXPECT_EQ(model->vocabulary_size, 97);
-  EXPECT_EQ(model->query_head_count, 4);
-  EXPECT_EQ(model->kv_head_count, 2);
-  EXPECT_EQ(model->head_size, 8);
+  EXPECT_EQ(model->layer(0).attention.query_head_count, 4);
+  EXPECT_EQ(model->layer(0).attention.kv_head_count, 2);
+  EXPECT_EQ(model->layer(0).attention.head_size, 8);
   EXPECT_EQ(model->expert_count, 5);
   EXPECT_EQ(model->experts_per_token, 2);
   EXPECT_EQ(model->expert_width, 12);
   EXPECT_EQ(model->dense_width, 20);
-  EXPECT_TRUE(model->query_key_norm);
+  EXPECT_TRUE(model->layer(0).attention.query_key_norm);
   EXPECT_TRUE(model->renormalize_top_k);
-  EXPECT_EQ(model->rms_epsilon, 1e-6);
-  EXPECT_EQ(model->rope_theta, 1e6);
-  EXPECT_EQ(model->sliding_window, 0);
+  EXPECT_EQ(model->norm.epsilon, 1e-6);
+  EXPECT_EQ(model->rotary()->theta, 1e6);
+  EXPECT_EQ(model->layer(0).attention.sliding_window, 0);
   EXPECT_EQ(model->max_positions, 64);
   EXPECT_FALSE(model->tied_embedding);
-  EXPECT_EQ(model->mixtures,
+  EXPECT_EQ(Mixtures(*model),
             (std::vector<MixtureKind>{MixtureKind::kRoutedExperts, MixtureKind::kDense,
                                       MixtureKind::kRoutedExperts}));
 }
@@ -52,14 +58,15 @@ TEST(HfConfig, ReadsMixtral) {
   const auto model = Parse(TinyMixtralConfig());
   ASSERT_TRUE(model.ok()) << model.status().ToString();
   EXPECT_EQ(model->family, Family::kMixtral);
-  EXPECT_EQ(model->head_size, 6);  // hidden_size / heads, since head_dim is absent.
+  EXPECT_EQ(model->layer(0).attention.head_size,
+            6);  // hidden_size / heads, since head_dim is absent.
   EXPECT_EQ(model->expert_width, 20);
   EXPECT_EQ(model->dense_width, 0);
-  EXPECT_FALSE(model->query_key_norm);
+  EXPECT_FALSE(model->layer(0).attention.query_key_norm);
   EXPECT_TRUE(model->renormalize_top_k);
-  EXPECT_EQ(model->sliding_window, 16);
-  EXPECT_EQ(model->rope_theta, 5e5);
-  EXPECT_EQ(model->rms_epsilon, 1e-5);
+  EXPECT_EQ(model->layer(0).attention.sliding_window, 16);
+  EXPECT_EQ(model->rotary()->theta, 5e5);
+  EXPECT_EQ(model->norm.epsilon, 1e-5);
 }
 
 TEST(HfConfig, AcceptsTheKeysOfEveryTransformersVersion) {
@@ -68,17 +75,17 @@ TEST(HfConfig, AcceptsTheKeysOfEveryTransformersVersion) {
   EXPECT_EQ(Parse(renamed)->expert_count, 5);
   const std::string rope = WithKey(WithKey(base, "rope_theta", ""), "rope_parameters",
                                    R"({"rope_theta": 7e5, "rope_type": "default"})");
-  EXPECT_EQ(Parse(rope)->rope_theta, 7e5);
-  EXPECT_EQ(Parse(WithKey(base, "rope_theta", ""))->rope_theta, 1e4);
+  EXPECT_EQ(Parse(rope)->rotary()->theta, 7e5);
+  EXPECT_EQ(Parse(WithKey(base, "rope_theta", ""))->rotary()->theta, 1e4);
   EXPECT_TRUE(Parse(WithKey(base, "rope_scaling", "null")).ok());
   EXPECT_TRUE(Parse(WithKey(base, "rope_scaling", R"({"type": "default"})")).ok());
   EXPECT_TRUE(Parse(WithKey(base, "attention_dropout", "0.0")).ok());
   EXPECT_TRUE(Parse(WithKey(base, "architectures", "")).ok());
   EXPECT_TRUE(Parse(WithKey(base, "model_type", "")).ok());
-  EXPECT_EQ(Parse(WithKey(base, "head_dim", "null"))->head_size, 6);
-  EXPECT_EQ(Parse(WithKey(base, "num_key_value_heads", "null"))->kv_head_count, 4);
+  EXPECT_EQ(Parse(WithKey(base, "head_dim", "null"))->layer(0).attention.head_size, 6);
+  EXPECT_EQ(Parse(WithKey(base, "num_key_value_heads", "null"))->layer(0).attention.kv_head_count, 4);
   // A window that is not in use.
-  EXPECT_EQ(Parse(WithKey(base, "sliding_window", "8"))->sliding_window, 0);
+  EXPECT_EQ(Parse(WithKey(base, "sliding_window", "8"))->layer(0).attention.sliding_window, 0);
   EXPECT_FALSE(Parse(WithKey(base, "norm_topk_prob", ""))->renormalize_top_k);
   EXPECT_TRUE(Parse(WithKey(base, "tie_word_embeddings", "true"))->tied_embedding);
 }
@@ -87,10 +94,10 @@ TEST(HfConfig, ReadsYarnAsTransformersDoes) {
   const auto yarn_of = [](const std::string& rope) {
     const auto model = Parse(WithKey(TinyQwenConfig(), "rope_scaling", rope));
     EXPECT_TRUE(model.ok()) << model.status().ToString();
-    EXPECT_TRUE(model->yarn.has_value());
-    return model->yarn.value_or(YarnScaling());
+    EXPECT_TRUE(model->yarn().has_value());
+    return model->yarn().value_or(YarnScaling());
   };
-  EXPECT_FALSE(Parse(TinyQwenConfig())->yarn.has_value());
+  EXPECT_FALSE(Parse(TinyQwenConfig())->yarn().has_value());
   const YarnScaling usual =
       yarn_of(R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16})");
   EXPECT_EQ(usual, MakeYarn(4.0, 16));
@@ -116,8 +123,8 @@ TEST(HfConfig, ReadsYarnAsTransformersDoes) {
   const auto v5 =
       Parse(WithKey(WithKey(TinyQwenConfig(), "rope_theta", ""), "rope_parameters", parameters));
   ASSERT_TRUE(v5.ok()) << v5.status().ToString();
-  EXPECT_EQ(v5->yarn, MakeYarn(4.0, 16));
-  EXPECT_EQ(v5->rope_theta, 7e5);
+  EXPECT_EQ(v5->yarn(), MakeYarn(4.0, 16));
+  EXPECT_EQ(v5->rotary()->theta, 7e5);
   // Twice, and not the same.
   const std::string both = WithKey(WithKey(TinyQwenConfig(), "rope_theta", ""), "rope_scaling",
                                    R"({"rope_type": "default"})");
@@ -131,7 +138,7 @@ TEST(HfConfig, SparseStepMakesDenseLayers) {
   const auto model = Parse(
       WithKey(WithKey(TinyQwenConfig(), "mlp_only_layers", "[]"), "decoder_sparse_step", "2"));
   ASSERT_TRUE(model.ok());
-  EXPECT_EQ(model->mixtures,
+  EXPECT_EQ(Mixtures(*model),
             (std::vector<MixtureKind>{MixtureKind::kDense, MixtureKind::kRoutedExperts,
                                       MixtureKind::kDense}));
 }
@@ -174,6 +181,8 @@ TEST(HfConfig, RefusesByNameWhatTrainingDoesNotImplement) {
       {"tie_word_embeddings", "1"},
       {"intermediate_size", ""},  // The dense layer needs it.
       {"mlp_only_layers", "[-1]"},
+      {"attn_output_gate", "true"},  // A key of another family, and one of none.
+      {"mixture_of_depths", "0.5"},
   };
   for (const auto& [key, value] : cases) {
     EXPECT_TRUE(IsError(Parse(WithKey(TinyQwenConfig(), key, value)), Code::kInvalidArgument,

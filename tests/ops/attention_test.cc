@@ -36,10 +36,10 @@ TEST(CausalAttentionTest, BackwardIsTheDerivativeOfForward) {
       const at::Tensor y = ReferenceAttention(q, k, v, cu_seqlens, window);
       const std::vector<at::Tensor> expected = Autograd(y, dy, {q, k, v});
 
-      const AttentionOutput forward =
-          CausalAttentionForward(q.detach(), k.detach(), v.detach(), cu_seqlens, window);
+      const AttentionOutput forward = CausalAttentionForward(q.detach(), k.detach(), v.detach(),
+                                                             cu_seqlens, {.window = window});
       const AttentionGradients actual = CausalAttentionBackward(
-          dy, q.detach(), k.detach(), v.detach(), forward, cu_seqlens, window);
+          dy, q.detach(), k.detach(), v.detach(), forward, cu_seqlens, {.window = window});
       const std::string what = "window " + std::to_string(window) + ", documents " +
                                std::to_string(cu_seqlens.size() - 1) + ", kv heads " +
                                std::to_string(kv_heads);
@@ -59,9 +59,9 @@ TEST(CausalAttentionTest, Fp32IsWithinRoundingOfDouble) {
                    dy = Random({1037, 4, 16}, 4, at::kFloat);
   const auto run = [&](at::ScalarType type) {
     const AttentionOutput forward =
-        CausalAttentionForward(q.to(type), k.to(type), v.to(type), cu_seqlens, 0);
+        CausalAttentionForward(q.to(type), k.to(type), v.to(type), cu_seqlens);
     const AttentionGradients gradients = CausalAttentionBackward(
-        dy.to(type), q.to(type), k.to(type), v.to(type), forward, cu_seqlens, 0);
+        dy.to(type), q.to(type), k.to(type), v.to(type), forward, cu_seqlens);
     return std::vector<at::Tensor>{forward.output_TNd, gradients.query_TNd, gradients.key_TGd,
                                    gradients.value_TGd};
   };
@@ -73,12 +73,12 @@ TEST(CausalAttentionTest, Fp32IsWithinRoundingOfDouble) {
 TEST(CausalAttentionTest, ATokenChangesNothingBeforeItOrInAnotherDocument) {
   const std::vector<int64_t> cu_seqlens = {0, 9, 20, 31};
   const at::Tensor q = Random({31, 4, 8}, 1), k = Random({31, 2, 8}, 2), v = Random({31, 2, 8}, 3);
-  const at::Tensor before = CausalAttentionForward(q, k, v, cu_seqlens, 0).output_TNd;
+  const at::Tensor before = CausalAttentionForward(q, k, v, cu_seqlens).output_TNd;
   const int64_t changed = 13;
   at::Tensor other_k = k.clone(), other_v = v.clone();
   other_k.select(0, changed).add_(1.0);
   other_v.select(0, changed).add_(1.0);
-  const at::Tensor after = CausalAttentionForward(q, other_k, other_v, cu_seqlens, 0).output_TNd;
+  const at::Tensor after = CausalAttentionForward(q, other_k, other_v, cu_seqlens).output_TNd;
   for (int64_t t = 0; t < 31; ++t) {
     const bool may_change = t >= changed && t < 20;
     EXPECT_EQ(!BitEqual(before.select(0, t), after.select(0, t)), may_change) << "token " << t;
@@ -97,10 +97,11 @@ TEST(CausalAttentionTest, WrittenOutByBlockItIsTheSame) {
       for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
         const at::Tensor q = Random({66, 6, 8}, 1, type), k = Random({66, 2, 8}, 2, type);
         const at::Tensor v = Random({66, 2, 8}, 3, type), dy = Random({66, 6, 8}, 4, type);
-        const AttentionOutput expected = CausalAttentionForward(q, k, v, cu_seqlens, window);
+        const AttentionOutput expected =
+            CausalAttentionForward(q, k, v, cu_seqlens, {.window = window});
         const AttentionGradients gradients =
-            CausalAttentionBackward(dy, q, k, v, expected, cu_seqlens, window);
-        const BlockedAttentionOptions options = {.window = window,
+            CausalAttentionBackward(dy, q, k, v, expected, cu_seqlens, {.window = window});
+        const BlockedAttentionOptions options = {.rule = {.window = window},
                                                  .block_elements = block_elements};
         const auto [output, logsumexp] =
             BlockedAttentionForward(by_document(q), by_document(k), by_document(v), options);
@@ -129,8 +130,8 @@ TEST(CausalAttentionTest, EveryRunGivesTheSameBits) {
     const at::Tensor q = Random({190, 4, 16}, 1, type), k = Random({190, 1, 16}, 2, type);
     const at::Tensor v = Random({190, 1, 16}, 3, type), dy = Random({190, 4, 16}, 4, type);
     const auto run = [&] {
-      const AttentionOutput forward = CausalAttentionForward(q, k, v, cu_seqlens, 0);
-      return CausalAttentionBackward(dy, q, k, v, forward, cu_seqlens, 0);
+      const AttentionOutput forward = CausalAttentionForward(q, k, v, cu_seqlens);
+      return CausalAttentionBackward(dy, q, k, v, forward, cu_seqlens);
     };
     const AttentionGradients first = run();
     for (int i = 0; i < 4; ++i) {

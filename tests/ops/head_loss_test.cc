@@ -38,7 +38,7 @@ TEST(HeadLossTest, GradientIsTheDerivativeOfTheLossForAnyChunk) {
   const at::Tensor norm = weights.final_norm.clone().requires_grad_();
   const at::Tensor head = weights.head.clone().requires_grad_();
   const at::Tensor target = Targets(model.vocabulary_size);
-  const at::Tensor logits = ReferenceNorm(x, norm, model.rms_epsilon).matmul(head.t());
+  const at::Tensor logits = ReferenceNorm(x, norm, model.norm.epsilon).matmul(head.t());
   const at::Tensor loss = at::cross_entropy_loss(logits, target, {}, at::Reduction::Sum, -1);
   const std::vector<at::Tensor> expected =
       Autograd(loss, at::full({}, 0.125, at::kDouble), {x, norm, head});

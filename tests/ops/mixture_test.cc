@@ -14,15 +14,16 @@ constexpr int64_t kTokens = 27;
 
 struct MixtureCase {
   NamedModel named;
-  MixtureKind kind;
+  LayerDescription layer;
 };
 
 std::vector<MixtureCase> Cases() {
   std::vector<MixtureCase> cases;
   for (const NamedModel& named : SmallModels()) {
-    cases.push_back({named, MixtureKind::kRoutedExperts});
+    cases.push_back({named, named.model.layer(0)});
   }
-  cases.push_back({SmallModels()[0], MixtureKind::kDense});
+  const NamedModel dense = SmallModels()[0];
+  cases.push_back({dense, LayerWith(dense.model, MixtureKind::kDense)});
   return cases;
 }
 
@@ -35,18 +36,18 @@ LayerTensors Detached(const LayerTensors& leaves) {
 }
 
 TEST(MixtureTest, BackwardIsTheDerivativeOfForward) {
-  for (const auto& [named, kind] : Cases()) {
+  for (const auto& [named, layer] : Cases()) {
     const ModelDescription& model = named.model;
-    const LayerTensors leaves = Leaves(RandomLayer(model, kind, 100));
+    const LayerTensors leaves = Leaves(RandomLayer(model, layer, 100));
     const LayerTensors weights = Detached(leaves);
     const at::Tensor h = Random({kTokens, model.hidden_size}, 1).requires_grad_();
     const at::Tensor dy = Random({kTokens, model.hidden_size}, 2);
-    const at::Tensor y = ReferenceMixture(model, kind, leaves, h);
+    const at::Tensor y = ReferenceMixture(model, layer, leaves, h);
 
     MixtureSaved saved;
     LayerTensors gradients = ZeroGradients(weights);
-    ExpectNear(MixtureForward(model, kind, weights, h.detach(), &saved), y, 1e-12, named.name);
-    const at::Tensor dh = MixtureBackward(model, kind, weights, dy, saved, &gradients);
+    ExpectNear(MixtureForward(model, layer, weights, h.detach(), &saved), y, 1e-12, named.name);
+    const at::Tensor dh = MixtureBackward(model, layer, weights, dy, saved, &gradients);
     ExpectNear(dh, Autograd(y, dy, {h})[0], 1e-11, named.name + " dh");
     for (const auto& [name, field] : LayerFields()) {
       if (!(leaves.*field).defined()) continue;
@@ -59,21 +60,21 @@ TEST(MixtureTest, BackwardIsTheDerivativeOfForward) {
 TEST(MixtureTest, LoadBalanceGradientOfALayerIsTheDerivativeOfTheLoss) {
   for (const NamedModel& named : SmallModels()) {
     const ModelDescription& model = named.model;
-    const MixtureKind kind = MixtureKind::kRoutedExperts;
-    const LayerTensors leaves = Leaves(RandomLayer(model, kind, 150));
+    const LayerDescription& layer = model.layer(0);
+    const LayerTensors leaves = Leaves(RandomLayer(model, layer, 150));
     const LayerTensors weights = Detached(leaves);
     const at::Tensor h = Random({kTokens, model.hidden_size}, 3).requires_grad_();
     at::Tensor probability;
-    const at::Tensor y = ReferenceMixture(model, kind, leaves, h, &probability);
+    const at::Tensor y = ReferenceMixture(model, layer, leaves, h, &probability);
     const at::Tensor loss = ReferenceLoadBalance(model, probability) * 0.7 + (y * 0.0).sum();
 
     MixtureSaved saved;
     RouterStats stats;
-    MixtureForward(model, kind, weights, h.detach(), &saved, {.stats = &stats});
+    MixtureForward(model, layer, weights, h.detach(), &saved, {.stats = &stats});
     EXPECT_EQ(stats.count_E.sum().item<int64_t>(), kTokens * model.experts_per_token);
     EXPECT_NEAR(LoadBalanceLoss(stats).item<double>(), loss.item<double>() / 0.7, 1e-12);
     LayerTensors gradients = ZeroGradients(weights);
-    const at::Tensor dh = MixtureBackward(model, kind, weights, at::zeros_like(y).detach(), saved,
+    const at::Tensor dh = MixtureBackward(model, layer, weights, at::zeros_like(y).detach(), saved,
                                           &gradients, MakeLoadBalanceTerm(stats, 0.7));
     const at::Tensor one = at::ones({}, at::kDouble);
     ExpectNear(dh, Autograd(loss, one, {h})[0], 1e-11, named.name + " dh");
@@ -83,29 +84,29 @@ TEST(MixtureTest, LoadBalanceGradientOfALayerIsTheDerivativeOfTheLoss) {
 }
 
 TEST(MixtureTest, TokenChunksAddUpToTheWholeWithinFp32Rounding) {
-  for (const auto& [named, kind] : Cases()) {
+  for (const auto& [named, layer] : Cases()) {
     const ModelDescription& model = named.model;
-    const LayerTensors weights = RandomLayer(model, kind, 200, at::kFloat);
+    const LayerTensors weights = RandomLayer(model, layer, 200, at::kFloat);
     const at::Tensor h = Random({kTokens, model.hidden_size}, 4, at::kFloat);
     const at::Tensor dy = Random({kTokens, model.hidden_size}, 5, at::kFloat);
     MixtureSaved whole;
     RouterStats whole_stats, stats;
     LayerTensors whole_gradients = ZeroGradients(weights), gradients = ZeroGradients(weights);
-    const at::Tensor y = MixtureForward(model, kind, weights, h, &whole, {.stats = &whole_stats});
-    const at::Tensor dh = MixtureBackward(model, kind, weights, dy, whole, &whole_gradients);
+    const at::Tensor y = MixtureForward(model, layer, weights, h, &whole, {.stats = &whole_stats});
+    const at::Tensor dh = MixtureBackward(model, layer, weights, dy, whole, &whole_gradients);
 
     for (const auto& [first, count] :
          std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {1, 13}, {14, kTokens - 14}}) {
       MixtureSaved part;
       const at::Tensor y_part =
-          MixtureForward(model, kind, weights, h, &part,
+          MixtureForward(model, layer, weights, h, &part,
                          {.tokens = {.first = first, .count = count}, .stats = &stats});
       ExpectNear(y_part, y.narrow(0, first, count), 1e-6, named.name + " y");
-      ExpectNear(MixtureBackward(model, kind, weights, dy, part, &gradients),
+      ExpectNear(MixtureBackward(model, layer, weights, dy, part, &gradients),
                  dh.narrow(0, first, count), 1e-6, named.name + " dh");
     }
     ExpectNear(gradients, whole_gradients, 2e-6, named.name);
-    if (kind == MixtureKind::kRoutedExperts) {
+    if (HasExperts(layer.mixture)) {
       EXPECT_TRUE(BitEqual(stats.count_E, whole_stats.count_E));
       EXPECT_EQ(stats.tokens, whole_stats.tokens);
     }
@@ -116,8 +117,8 @@ TEST(MixtureTest, TokenChunksAddUpToTheWholeWithinFp32Rounding) {
 TEST(MixtureTest, ExpertsWithoutTokensKeepTheirGradientsAndTheRestStaysExact) {
   for (const NamedModel& named : SmallModels()) {
     const ModelDescription& model = named.model;
-    const MixtureKind kind = MixtureKind::kRoutedExperts;
-    LayerTensors weights = RandomLayer(model, kind, 300);
+    const LayerDescription& layer = model.layer(0);
+    LayerTensors weights = RandomLayer(model, layer, 300);
     weights.post_norm.fill_(1.0);
     const at::Tensor h = Random({kTokens, model.hidden_size}, 6).abs_();
     weights.router.zero_();
@@ -126,14 +127,14 @@ TEST(MixtureTest, ExpertsWithoutTokensKeepTheirGradientsAndTheRestStaysExact) {
     }
     const LayerTensors leaves = Leaves(weights);
     const at::Tensor dy = Random({kTokens, model.hidden_size}, 7);
-    const at::Tensor y = ReferenceMixture(model, kind, leaves, h);
+    const at::Tensor y = ReferenceMixture(model, layer, leaves, h);
     MixtureSaved saved;
-    ExpectNear(MixtureForward(model, kind, weights, h, &saved), y, 1e-12, named.name);
+    ExpectNear(MixtureForward(model, layer, weights, h, &saved), y, 1e-12, named.name);
     LayerTensors gradients = ZeroGradients(weights);
     const double mark = 0.25;
     gradients.gate_up.fill_(mark);
     gradients.down.fill_(mark);
-    MixtureBackward(model, kind, weights, dy, saved, &gradients);
+    MixtureBackward(model, layer, weights, dy, saved, &gradients);
     ExpectNear(gradients.gate_up.sub(mark), Autograd(y, dy, {leaves.gate_up})[0], 1e-11,
                named.name);
     for (int64_t e = 0; e < model.expert_count; ++e) {
@@ -151,20 +152,20 @@ TEST(MixtureTest, ExpertsWithoutTokensKeepTheirGradientsAndTheRestStaysExact) {
 
 TEST(MixtureTest, BackwardOfAReplayHasTheSameBits) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    for (const auto& [named, kind] : Cases()) {
+    for (const auto& [named, layer] : Cases()) {
       const ModelDescription& model = named.model;
-      const LayerTensors weights = RandomLayer(model, kind, 400, type);
+      const LayerTensors weights = RandomLayer(model, layer, 400, type);
       const at::Tensor h = Random({kTokens, model.hidden_size}, 8, type);
       const at::Tensor dy = Random({kTokens, model.hidden_size}, 9, type);
       MixtureSaved kept, replayed;
-      MixtureForward(model, kind, weights, h, &kept);
+      MixtureForward(model, layer, weights, h, &kept);
       const at::Tensor nothing =
-          MixtureForward(model, kind, weights, h.clone(), &replayed, {.stop_at_gate_up = true});
+          MixtureForward(model, layer, weights, h.clone(), &replayed, {.stop_at_gate_up = true});
       EXPECT_FALSE(nothing.defined());
       EXPECT_EQ(kept.bytes(), replayed.bytes());
       LayerTensors from_kept = ZeroGradients(weights), from_replay = ZeroGradients(weights);
-      const at::Tensor dh = MixtureBackward(model, kind, weights, dy, kept, &from_kept);
-      EXPECT_TRUE(BitEqual(dh, MixtureBackward(model, kind, weights, dy, replayed, &from_replay)));
+      const at::Tensor dh = MixtureBackward(model, layer, weights, dy, kept, &from_kept);
+      EXPECT_TRUE(BitEqual(dh, MixtureBackward(model, layer, weights, dy, replayed, &from_replay)));
       EXPECT_TRUE(BitEqual(from_kept, from_replay)) << named.name;
     }
   }

@@ -12,6 +12,10 @@
 namespace oom::testing {
 namespace {
 
+RotaryRule Rule(int64_t size, double theta, std::optional<YarnScaling> yarn = std::nullopt) {
+  return {.theta = theta, .size = size, .pair_count = size / 2, .yarn = std::move(yarn)};
+}
+
 constexpr double kExact = 1e-12;
 
 TEST(RmsNormTest, BackwardIsTheDerivativeOfForward) {
@@ -30,8 +34,9 @@ TEST(RmsNormTest, BackwardIsTheDerivativeOfForward) {
     const std::vector<at::Tensor> expected = Autograd(y, dy, {x, weight});
 
     at::Tensor dweight = at::ones_like(weight).detach();
-    const at::Tensor dx = RmsNormBackward(dy, x.detach(), weight.detach(), 1e-3, dweight);
-    ExpectNear(RmsNormForward(x.detach(), weight.detach(), 1e-3), y, kExact, "y");
+    const at::Tensor dx =
+        RmsNormBackward(dy, x.detach(), weight.detach(), {.epsilon = 1e-3}, dweight);
+    ExpectNear(RmsNormForward(x.detach(), weight.detach(), {.epsilon = 1e-3}), y, kExact, "y");
     ExpectNear(dx, expected[0], kExact, "dx");
     ExpectNear(dweight.sub(1), expected[1], kExact, "dweight accumulates");
   }
@@ -42,7 +47,7 @@ TEST(RotaryTest, RotationPreservesLengthAndDependsOnRelativePositionOnly) {
   const auto score = [&](int64_t i, int64_t j) {
     const auto rotate = [&](const at::Tensor& x, int64_t position) {
       return RotaryForward(
-          x, MakeRotaryTable(at::full({1}, position, at::kLong), 8, 1e4, at::kDouble));
+          x, MakeRotaryTable(at::full({1}, position, at::kLong), Rule(8, 1e4), at::kDouble));
     };
     EXPECT_NEAR(rotate(q, i).norm().item<double>(), q.norm().item<double>(), 1e-12);
     return (rotate(q, i) * rotate(k, j)).sum().item<double>();
@@ -53,7 +58,7 @@ TEST(RotaryTest, RotationPreservesLengthAndDependsOnRelativePositionOnly) {
 
 TEST(RotaryTest, BackwardIsTheDerivativeOfForward) {
   const at::Tensor positions = at::cat({at::arange(4, at::kLong), at::arange(3, at::kLong)});
-  const RotaryTable table = MakeRotaryTable(positions, 8, 1e4, at::kDouble);
+  const RotaryTable table = MakeRotaryTable(positions, Rule(8, 1e4), at::kDouble);
   const at::Tensor x = Random({7, 3, 8}, 7).requires_grad_();
   const at::Tensor dy = Random({7, 3, 8}, 8);
   const at::Tensor cosine = at::cat({table.cosine, table.cosine}, 2);
@@ -66,7 +71,8 @@ TEST(RotaryTest, BackwardIsTheDerivativeOfForward) {
 
 TEST(RotaryTest, AnglesOfLateFp32PositionsAreThoseOfThePublishedModels) {
   // FP32 product of position and frequency, then FP32 sine: not a double angle rounded afterwards.
-  const RotaryTable table = MakeRotaryTable(at::full({1}, 200003, at::kLong), 128, 1e6, at::kFloat);
+  const RotaryTable table =
+      MakeRotaryTable(at::full({1}, 200003, at::kLong), Rule(128, 1e6), at::kFloat);
   const at::Tensor exponent = at::arange(0, 128, 2, at::kFloat) / 128;
   const at::Tensor frequency = 1.0 / at::pow(1e6, exponent);
   ExpectNear(table.sine.flatten(), at::sin(frequency * 200003.0f), 0.0, "sine");
@@ -79,7 +85,7 @@ TEST(RotaryTest, YarnSlowsSlowPairsAndScalesCosineAndSine) {
   EXPECT_NEAR(yarn.attention_factor, 1.1386294361119891, 1e-15);
   const int64_t position = 3;
   const RotaryTable table =
-      MakeRotaryTable(at::full({1}, position, at::kLong), 128, 1e6, at::kDouble, yarn);
+      MakeRotaryTable(at::full({1}, position, at::kLong), Rule(128, 1e6, yarn), at::kDouble);
   for (int64_t i = 0; i < 64; ++i) {
     const double slow = std::clamp((static_cast<double>(i) - 23.0) / 17.0, 0.0, 1.0);
     const double plain = std::pow(1e6, -static_cast<double>(2 * i) / 128.0);
@@ -94,7 +100,8 @@ TEST(RotaryTest, YarnSlowsSlowPairsAndScalesCosineAndSine) {
 
 TEST(RotaryTest, ATableWithYarnIsInvertedUpToTheSquareOfItsFactor) {
   const YarnScaling yarn = MakeYarn(2.0, 64);
-  const RotaryTable table = MakeRotaryTable(at::arange(7, at::kLong), 8, 1e4, at::kDouble, yarn);
+  const RotaryTable table =
+      MakeRotaryTable(at::arange(7, at::kLong), Rule(8, 1e4, yarn), at::kDouble);
   const at::Tensor x = Random({7, 3, 8}, 11);
   ExpectNear(RotaryBackward(RotaryForward(x, table), table),
              x * (yarn.attention_factor * yarn.attention_factor), kExact, "x");

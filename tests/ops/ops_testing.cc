@@ -10,27 +10,28 @@ std::vector<NamedModel> SmallModels() {
   ModelDescription qwen;
   qwen.family = Family::kQwen3Moe;
   qwen.hidden_size = 20;
-  qwen.query_head_count = 6;
-  qwen.kv_head_count = 2;
-  qwen.head_size = 8;
   qwen.expert_count = 7;
   qwen.experts_per_token = 3;
   qwen.expert_width = 12;
   qwen.dense_width = 18;
-  qwen.query_key_norm = true;
   qwen.vocabulary_size = 31;
-  qwen.rope_theta = 1e4;
+  qwen.layers.resize(1);
+  qwen.layers[0].attention = {.query_head_count = 6,
+                              .kv_head_count = 2,
+                              .head_size = 8,
+                              .query_key_norm = true,
+                              .rotary = {.theta = 1e4, .size = 8, .pair_count = 4}};
   ModelDescription unnormalized = qwen;
   unnormalized.renormalize_top_k = false;
   ModelDescription yarn = qwen;
-  yarn.yarn = MakeYarn(/*factor=*/4.0, /*original_positions=*/512);
+  yarn.set_yarn(MakeYarn(/*factor=*/4.0, /*original_positions=*/512));
   ModelDescription mixtral = qwen;
   mixtral.family = Family::kMixtral;
-  mixtral.query_key_norm = false;
-  mixtral.rms_epsilon = 1e-5;
+  mixtral.layers[0].attention.query_key_norm = false;
+  mixtral.norm.epsilon = 1e-5;
   mixtral.experts_per_token = 2;
   ModelDescription windowed = mixtral;
-  windowed.sliding_window = 5;
+  windowed.layers[0].attention.sliding_window = 5;
   return {{"qwen3", qwen},
           {"qwen3_unnormalized", unnormalized},
           {"qwen3_yarn", yarn},
@@ -59,11 +60,12 @@ at::Tensor Random(at::IntArrayRef shape, uint64_t seed, at::ScalarType type) {
   return at::randn(shape, generator, at::TensorOptions(at::kDouble)).to(type);
 }
 
-LayerTensors RandomLayer(const ModelDescription& model, MixtureKind kind, uint64_t seed,
-                         at::ScalarType type) {
+LayerTensors RandomLayer(const ModelDescription& model, const LayerDescription& description,
+                         uint64_t seed, at::ScalarType type) {
   const int64_t hidden = model.hidden_size;
-  const int64_t query_rows = model.query_head_count * model.head_size;
-  const int64_t kv_rows = model.kv_head_count * model.head_size;
+  const AttentionDescription& attention = description.attention;
+  const int64_t query_rows = attention.query_width();
+  const int64_t kv_rows = attention.kv_width();
   const auto weight = [&](at::IntArrayRef shape) {
     return Random(shape, ++seed, at::kDouble).mul_(0.3).to(type);
   };
@@ -76,10 +78,10 @@ LayerTensors RandomLayer(const ModelDescription& model, MixtureKind kind, uint64
   layer.key = weight({kv_rows, hidden});
   layer.value = weight({kv_rows, hidden});
   layer.output = weight({hidden, query_rows});
-  if (model.query_key_norm) layer.query_norm = norm(model.head_size);
-  if (model.query_key_norm) layer.key_norm = norm(model.head_size);
+  if (attention.query_key_norm) layer.query_norm = norm(attention.head_size);
+  if (attention.query_key_norm) layer.key_norm = norm(attention.head_size);
   layer.post_norm = norm(hidden);
-  if (kind == MixtureKind::kDense) {
+  if (description.mixture == MixtureKind::kDense) {
     layer.gate_up = weight({2 * model.dense_width, hidden});
     layer.down = weight({hidden, model.dense_width});
   } else {
@@ -87,6 +89,12 @@ LayerTensors RandomLayer(const ModelDescription& model, MixtureKind kind, uint64
     layer.gate_up = weight({model.expert_count, 2 * model.expert_width, hidden});
     layer.down = weight({model.expert_count, hidden, model.expert_width});
   }
+  return layer;
+}
+
+LayerDescription LayerWith(const ModelDescription& model, MixtureKind kind) {
+  LayerDescription layer = model.layer(0);
+  layer.mixture = kind;
   return layer;
 }
 

@@ -18,7 +18,8 @@ struct NamedModel {
   ModelDescription model;
 };
 
-// Qwen3 with both kinds of top-k weights, Mixtral without and with a sliding window.
+// Qwen3 with both kinds of top-k weights, Mixtral without and with a sliding window; each of one
+// layer.
 std::vector<NamedModel> SmallModels();
 
 // Every field of LayerTensors with its name.
@@ -27,8 +28,11 @@ const std::vector<std::pair<std::string, at::Tensor LayerTensors::*>>& LayerFiel
 at::Tensor Random(at::IntArrayRef shape, uint64_t seed, at::ScalarType type = at::kDouble);
 
 // Random weights of a layer (norms around 1), of a deviation that makes every branch matter.
-LayerTensors RandomLayer(const ModelDescription& model, MixtureKind kind, uint64_t seed,
-                         at::ScalarType type = at::kDouble);
+LayerTensors RandomLayer(const ModelDescription& model, const LayerDescription& description,
+                         uint64_t seed, at::ScalarType type = at::kDouble);
+
+// The model's first layer with another mixture.
+LayerDescription LayerWith(const ModelDescription& model, MixtureKind kind);
 
 // Wide zeros in the shapes of `weights`.
 LayerTensors ZeroGradients(const LayerTensors& weights);

@@ -22,9 +22,10 @@ TEST(PrecisionTest, ASmallGradientIsNotLostInALargeSum) {
 TEST(PrecisionTest, Bf16LayerStaysWithinRoundingOfTheSameLayerInFp32) {
   for (const NamedModel& named : SmallModels()) {
     const ModelDescription& model = named.model;
-    const MixtureKind kind = MixtureKind::kDense;  // Routing may flip; a dense layer may not.
+    const LayerDescription layer =
+        LayerWith(model, MixtureKind::kDense);  // Routing may flip; a dense layer may not.
     const PackedBatch batch = MakePackedBatch({0, 13, 40});
-    const LayerTensors narrow = RandomLayer(model, kind, 1, at::kBFloat16);
+    const LayerTensors narrow = RandomLayer(model, layer, 1, at::kBFloat16);
     LayerTensors wide;
     for (const auto& [name, field] : LayerFields()) {
       if ((narrow.*field).defined()) wide.*field = (narrow.*field).to(at::kFloat);
@@ -35,10 +36,10 @@ TEST(PrecisionTest, Bf16LayerStaysWithinRoundingOfTheSameLayerInFp32) {
                          LayerTensors* gradients) {
       MixerSaved mixer;
       MixtureSaved mixture;
-      const at::Tensor h = MixerForward(model, weights, x.to(type), batch, &mixer);
-      const at::Tensor y = MixtureForward(model, kind, weights, h, &mixture);
-      const at::Tensor dh = MixtureBackward(model, kind, weights, dy.to(type), mixture, gradients);
-      const at::Tensor dx = MixerBackward(model, weights, dh, mixer, batch, gradients);
+      const at::Tensor h = MixerForward(model, layer, weights, x.to(type), batch, &mixer);
+      const at::Tensor y = MixtureForward(model, layer, weights, h, &mixture);
+      const at::Tensor dh = MixtureBackward(model, layer, weights, dy.to(type), mixture, gradients);
+      const at::Tensor dx = MixerBackward(model, layer, weights, dh, mixer, batch, gradients);
       EXPECT_EQ(y.scalar_type(), type);
       EXPECT_EQ(dx.scalar_type(), type);
       return std::make_pair(y, dx);

@@ -14,12 +14,12 @@ at::Tensor RotateHalf(const at::Tensor& x) {
 }
 
 // Pair by pair, as the models reference has it (1.2).
-double YarnFrequency(double frequency, int64_t pair, const ModelDescription& model) {
-  const YarnScaling& yarn = *model.yarn;
-  const auto size = static_cast<double>(model.head_size);
+double YarnFrequency(double frequency, int64_t pair, const RotaryRule& rule) {
+  const YarnScaling& yarn = *rule.yarn;
+  const auto size = static_cast<double>(rule.size);
   const auto pair_of = [&](double turns) {
     return size * std::log(static_cast<double>(yarn.original_positions) / (2 * M_PI * turns)) /
-           (2 * std::log(model.rope_theta));
+           (2 * std::log(rule.theta));
   };
   const double low = std::max(std::floor(pair_of(yarn.beta_fast)), 0.0);
   const double high = std::min(std::ceil(pair_of(yarn.beta_slow)), size - 1);
@@ -27,16 +27,15 @@ double YarnFrequency(double frequency, int64_t pair, const ModelDescription& mod
   return frequency * ((1 - slow) + slow / yarn.factor);
 }
 
-at::Tensor Rotate(const at::Tensor& x_TNd, const at::Tensor& positions,
-                  const ModelDescription& model) {
-  const int64_t size = x_TNd.size(2);
-  const double step = -2.0 * std::log(model.rope_theta) / static_cast<double>(size);
+at::Tensor Rotate(const at::Tensor& x_TNd, const at::Tensor& positions, const RotaryRule& rule) {
+  const int64_t size = rule.size;
+  const double step = -2.0 * std::log(rule.theta) / static_cast<double>(size);
   at::Tensor frequency = at::empty({size / 2}, at::kDouble);
   for (int64_t i = 0; i < size / 2; ++i) {
     const double plain = std::exp(step * static_cast<double>(i));
-    frequency[i] = model.yarn ? YarnFrequency(plain, i, model) : plain;
+    frequency[i] = rule.yarn ? YarnFrequency(plain, i, rule) : plain;
   }
-  const double scale = model.yarn ? model.yarn->attention_factor : 1.0;
+  const double scale = rule.yarn ? rule.yarn->attention_factor : 1.0;
   const at::Tensor half_angle = positions.to(at::kDouble).unsqueeze(1) * frequency;
   const at::Tensor angle = at::cat({half_angle, half_angle}, 1).unsqueeze(1);
   return x_TNd * (angle.cos() * scale).to(x_TNd.dtype()) +
@@ -79,28 +78,31 @@ at::Tensor ReferenceAttention(const at::Tensor& query, const at::Tensor& key,
   return masked.softmax(-1).matmul(v).transpose(0, 1);
 }
 
-at::Tensor ReferenceMixer(const ModelDescription& model, const LayerTensors& weights,
-                          const at::Tensor& x_TH, const PackedBatch& batch) {
+at::Tensor ReferenceMixer(const ModelDescription& model, const LayerDescription& layer,
+                          const LayerTensors& weights, const at::Tensor& x_TH,
+                          const PackedBatch& batch) {
+  const AttentionDescription& attention = layer.attention;
   const int64_t tokens = x_TH.size(0);
-  const at::Tensor normed = ReferenceNorm(x_TH, weights.input_norm, model.rms_epsilon);
-  at::Tensor q = normed.matmul(weights.query.t()).reshape({tokens, -1, model.head_size});
-  at::Tensor k = normed.matmul(weights.key.t()).reshape({tokens, -1, model.head_size});
-  const at::Tensor v = normed.matmul(weights.value.t()).reshape({tokens, -1, model.head_size});
-  if (model.query_key_norm) {
-    q = ReferenceNorm(q, weights.query_norm, model.rms_epsilon);
-    k = ReferenceNorm(k, weights.key_norm, model.rms_epsilon);
+  const at::Tensor normed = ReferenceNorm(x_TH, weights.input_norm, model.norm.epsilon);
+  at::Tensor q = normed.matmul(weights.query.t()).reshape({tokens, -1, attention.head_size});
+  at::Tensor k = normed.matmul(weights.key.t()).reshape({tokens, -1, attention.head_size});
+  const at::Tensor v = normed.matmul(weights.value.t()).reshape({tokens, -1, attention.head_size});
+  if (attention.query_key_norm) {
+    q = ReferenceNorm(q, weights.query_norm, model.norm.epsilon);
+    k = ReferenceNorm(k, weights.key_norm, model.norm.epsilon);
   }
-  const at::Tensor attended =
-      ReferenceAttention(Rotate(q, batch.positions, model), Rotate(k, batch.positions, model), v,
-                         batch.cu_seqlens, model.sliding_window);
+  const at::Tensor attended = ReferenceAttention(Rotate(q, batch.positions, attention.rotary),
+                                                 Rotate(k, batch.positions, attention.rotary), v,
+                                                 batch.cu_seqlens, attention.sliding_window);
   return x_TH + attended.reshape({tokens, -1}).matmul(weights.output.t());
 }
 
-at::Tensor ReferenceMixture(const ModelDescription& model, MixtureKind kind,
+at::Tensor ReferenceMixture(const ModelDescription& model, const LayerDescription& layer,
                             const LayerTensors& weights, const at::Tensor& h_TH,
                             at::Tensor* probability_TE) {
-  const at::Tensor normed = ReferenceNorm(h_TH, weights.post_norm, model.rms_epsilon);
-  if (kind == MixtureKind::kDense) return h_TH + Swiglu(normed, weights.gate_up, weights.down);
+  const at::Tensor normed = ReferenceNorm(h_TH, weights.post_norm, model.norm.epsilon);
+  if (layer.mixture == MixtureKind::kDense)
+    return h_TH + Swiglu(normed, weights.gate_up, weights.down);
   const at::Tensor probability = normed.matmul(weights.router.t()).softmax(1);
   if (probability_TE != nullptr) *probability_TE = probability;
   const at::Tensor chosen = std::get<1>(probability.topk(model.experts_per_token, 1));

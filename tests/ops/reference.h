@@ -14,11 +14,12 @@ at::Tensor ReferenceAttention(const at::Tensor& query, const at::Tensor& key,
                               const at::Tensor& value, const std::vector<int64_t>& cu_seqlens,
                               int64_t window);
 
-at::Tensor ReferenceMixer(const ModelDescription& model, const LayerTensors& weights,
-                          const at::Tensor& x_TH, const PackedBatch& batch);
+at::Tensor ReferenceMixer(const ModelDescription& model, const LayerDescription& layer,
+                          const LayerTensors& weights, const at::Tensor& x_TH,
+                          const PackedBatch& batch);
 
 // `probability_TE`, if not null, receives the router's softmax.
-at::Tensor ReferenceMixture(const ModelDescription& model, MixtureKind kind,
+at::Tensor ReferenceMixture(const ModelDescription& model, const LayerDescription& layer,
                             const LayerTensors& weights, const at::Tensor& h_TH,
                             at::Tensor* probability_TE = nullptr);
 

@@ -167,16 +167,25 @@ TEST(PlantedFaultTest, AWrongModelDescriptionIsSeen) {
     return RelativeError(run.logits_TV, golden.reference.at("logits")) > kLogitsBar &&
            !Above(GradientErrors(golden, run), kGradientBar).empty();
   };
-  EXPECT_TRUE(seen("qwen3", [](ModelDescription* m) { m->rope_theta *= 2; }));
-  EXPECT_TRUE(seen("qwen3", [](ModelDescription* m) { m->rms_epsilon = 1e-5; }));
+  const auto seen_in_attention = [&](const std::string& name,
+                                     void (*change)(AttentionDescription*)) {
+    return seen(name, [&](ModelDescription* m) {
+      for (LayerDescription& layer : m->layers) change(&layer.attention);
+    });
+  };
+  using Attention = AttentionDescription;
+  EXPECT_TRUE(seen_in_attention("qwen3", [](Attention* a) { a->rotary.theta *= 2; }));
+  EXPECT_TRUE(seen("qwen3", [](ModelDescription* m) { m->norm.epsilon = 1e-5; }));
   EXPECT_TRUE(seen("qwen3", [](ModelDescription* m) { m->renormalize_top_k = false; }));
   EXPECT_TRUE(seen("qwen3-unnormalized", [](ModelDescription* m) { m->renormalize_top_k = true; }));
-  EXPECT_TRUE(seen("qwen3-yarn-2", [](ModelDescription* m) { m->yarn.reset(); }));
-  EXPECT_TRUE(seen("qwen3-yarn-4", [](ModelDescription* m) { m->yarn->factor = 2.0; }));
-  EXPECT_TRUE(seen("qwen3-yarn-4", [](ModelDescription* m) { m->yarn->attention_factor = 1.0; }));
-  EXPECT_TRUE(seen("qwen3-yarn-4", [](ModelDescription* m) { m->yarn->truncate = false; }));
-  EXPECT_TRUE(seen("mixtral-window", [](ModelDescription* m) { m->sliding_window += 1; }));
-  EXPECT_TRUE(seen("mixtral", [](ModelDescription* m) { m->sliding_window = 16; }));
+  EXPECT_TRUE(seen_in_attention("qwen3-yarn-2", [](Attention* a) { a->rotary.yarn.reset(); }));
+  EXPECT_TRUE(seen_in_attention("qwen3-yarn-4", [](Attention* a) { a->rotary.yarn->factor = 2; }));
+  EXPECT_TRUE(seen_in_attention(
+      "qwen3-yarn-4", [](Attention* a) { a->rotary.yarn->attention_factor = 1.0; }));
+  EXPECT_TRUE(
+      seen_in_attention("qwen3-yarn-4", [](Attention* a) { a->rotary.yarn->truncate = false; }));
+  EXPECT_TRUE(seen_in_attention("mixtral-window", [](Attention* a) { a->sliding_window += 1; }));
+  EXPECT_TRUE(seen_in_attention("mixtral", [](Attention* a) { a->sliding_window = 16; }));
 }
 
 }  // namespace

@@ -54,9 +54,9 @@ class Runner {
         model_(golden.model),
         options_(options),
         batch_(MakePackedBatch(golden.cu_seqlens)),
-        weights_(golden.model.layer_count),
-        gradients_(golden.model.layer_count),
-        layers_(golden.model.layer_count) {
+        weights_(golden.model.layers.size()),
+        gradients_(golden.model.layers.size()),
+        layers_(golden.model.layers.size()) {
     for (const ParameterUnit& unit : golden.units) {
       for (const TensorSpec& spec : unit.tensors) {
         const at::Tensor weight = golden.masters.at(spec.name).to(options.type);
@@ -107,12 +107,13 @@ class Runner {
     LayerState& state = layers_[layer];
     state.mixers.assign(static_cast<size_t>(options_.head_groups), {});
     if (options_.head_groups == 1) {
-      return MixerForward(model_, weights_[layer], x, batch_, &state.mixers[0]);
+      return MixerForward(model_, model_.layers[layer], weights_[layer], x, batch_,
+                          &state.mixers[0]);
     }
-    const int64_t heads = model_.query_head_count / options_.head_groups;
+    const int64_t heads = model_.layers[layer].attention.query_head_count / options_.head_groups;
     at::Tensor sum = at::zeros_like(x, at::kFloat);
     for (int64_t group = 0; group < options_.head_groups; ++group) {
-      sum.add_(MixerForward(model_, weights_[layer], x, batch_,
+      sum.add_(MixerForward(model_, model_.layers[layer], weights_[layer], x, batch_,
                             &state.mixers[static_cast<size_t>(group)],
                             {.first = group * heads, .count = heads}));
     }
@@ -122,7 +123,7 @@ class Runner {
   // The whole y, or undefined when replaying.
   at::Tensor Mixture(size_t layer, const at::Tensor& h, bool replay) {
     LayerState& state = layers_[layer];
-    const MixtureKind kind = model_.mixtures[layer];
+    const LayerDescription& description = model_.layers[layer];
     const int64_t tokens = h.size(0);
     const int64_t chunk =
         options_.mixture_chunk_tokens == 0 ? tokens : options_.mixture_chunk_tokens;
@@ -131,7 +132,7 @@ class Runner {
     for (int64_t first = 0; first < tokens; first += chunk) {
       state.mixtures.emplace_back();
       parts.push_back(
-          MixtureForward(model_, kind, weights_[layer], h, &state.mixtures.back(),
+          MixtureForward(model_, description, weights_[layer], h, &state.mixtures.back(),
                          {.stop_at_gate_up = replay,
                           .tokens = {.first = first, .count = std::min(chunk, tokens - first)},
                           .stats = replay ? nullptr : &stats_}));
@@ -143,7 +144,7 @@ class Runner {
     const at::Tensor h = Mixer(layer, x);
     const at::Tensor y = Mixture(layer, h, /*replay=*/false);
     LayerState& state = layers_[layer];
-    if (model_.mixtures[layer] == MixtureKind::kRoutedExperts) {
+    if (HasExperts(model_.layers[layer].mixture)) {
       std::vector<at::Tensor> chosen;
       for (const MixtureSaved& part : state.mixtures) chosen.push_back(part.router.expert_TK);
       result_.chosen_experts.push_back(std::get<0>(at::cat(chosen).sort(1)));
@@ -161,17 +162,18 @@ class Runner {
     if (options_.replay) Mixture(layer, Mixer(layer, state.boundary), /*replay=*/true);
     std::vector<at::Tensor> parts;
     for (const MixtureSaved& part : state.mixtures) {
-      parts.push_back(MixtureBackward(model_, model_.mixtures[layer], weights_[layer], dy, part,
+      parts.push_back(MixtureBackward(model_, model_.layers[layer], weights_[layer], dy, part,
                                       &gradients_[layer], balance_));
     }
     const at::Tensor dh = at::cat(parts);
     if (state.mixers.size() == 1) {
-      return MixerBackward(model_, weights_[layer], dh, state.mixers[0], batch_,
-                           &gradients_[layer]);
+      return MixerBackward(model_, model_.layers[layer], weights_[layer], dh, state.mixers[0],
+                           batch_, &gradients_[layer]);
     }
     at::Tensor sum = at::zeros_like(dh, at::kFloat);
     for (const MixerSaved& part : state.mixers) {
-      sum.add_(MixerBackward(model_, weights_[layer], dh, part, batch_, &gradients_[layer]));
+      sum.add_(MixerBackward(model_, model_.layers[layer], weights_[layer], dh, part, batch_,
+                             &gradients_[layer]));
     }
     return FinishMixer(dh, sum);
   }

@@ -226,7 +226,7 @@ TEST(PlanJob, YarnOfTheJobIsTheModels) {
   v1::RopeScaling* scaling = spec.mutable_model()->mutable_rope_scaling();
   scaling->set_kind(v1::ROPE_SCALING_KIND_YARN);
   scaling->set_factor(2.0);
-  EXPECT_EQ(ReadJobModel(spec)->yarn, MakeYarn(2.0, 64));
+  EXPECT_EQ(ReadJobModel(spec)->yarn(), MakeYarn(2.0, 64));
   const auto planned = PlanJob(spec, LargeNode());
   ASSERT_TRUE(planned.ok()) << planned.status().ToString();
   EXPECT_EQ(planned->model.rope_scaling().kind(), v1::ROPE_SCALING_KIND_YARN);
@@ -237,16 +237,17 @@ TEST(PlanJob, YarnOfTheJobIsTheModels) {
   config["rope_scaling"] = {
       {"rope_type", "yarn"}, {"factor", 8.0}, {"original_max_position_embeddings", 16}};
   WriteText(directory / "config.json", config.dump());
-  EXPECT_EQ(ReadJobModel(spec)->yarn, MakeYarn(2.0, 16));
+  EXPECT_EQ(ReadJobModel(spec)->yarn(), MakeYarn(2.0, 16));
   scaling->set_original_max_position_embeddings(32);
-  EXPECT_EQ(ReadJobModel(spec)->yarn, MakeYarn(2.0, 32));
+  EXPECT_EQ(ReadJobModel(spec)->yarn(), MakeYarn(2.0, 32));
   spec.mutable_model()->clear_rope_scaling();
-  EXPECT_EQ(ReadJobModel(spec)->yarn, MakeYarn(8.0, 16));
+  EXPECT_EQ(ReadJobModel(spec)->yarn(), MakeYarn(8.0, 16));
   EXPECT_EQ(PlanJob(spec, LargeNode())->model.rope_scaling().factor(), 8.0);
 
   config["architectures"] = {"MixtralForCausalLM"};
   config["model_type"] = "mixtral";
   config.erase("rope_scaling");
+  config.erase("moe_intermediate_size");
   WriteText(directory / "config.json", config.dump());
   EXPECT_TRUE(PlanJob(spec, LargeNode()).ok());
   spec.mutable_model()->mutable_rope_scaling()->set_kind(v1::ROPE_SCALING_KIND_YARN);

@@ -22,8 +22,8 @@ bool HasOneLength(const PackedBatch& batch) {
   return true;
 }
 
-bool TakesCudnn(const PackedBatch& batch, int64_t window) {
-  return batch.longest >= kShortestForCudnn && (window == 0 || window >= batch.longest) &&
+bool TakesCudnn(const PackedBatch& batch, const AttentionRule& rule) {
+  return batch.longest >= kShortestForCudnn && (rule.window == 0 || rule.window >= batch.longest) &&
          !at::globalContext().deterministicAlgorithms() && HasOneLength(batch);
 }
 
@@ -40,7 +40,7 @@ at::Tensor ByToken(const at::Tensor& x_BNSd) {
 // Backward by cuDNN of documents of one length.
 AttentionGradients CudnnBackward(const at::Tensor& doutput_TNd, const at::Tensor& query_TNd,
                                  const at::Tensor& key_TGd, const at::Tensor& value_TGd,
-                                 const AttentionOutput& forward, int64_t length) {
+                                 const AttentionOutput& forward, int64_t length, double scale) {
   // The state of the random numbers that dropout would have used.
   const at::Tensor unused = at::empty({2}, query_TNd.options().dtype(at::kLong));
   const auto [dquery, dkey, dvalue] = at::_scaled_dot_product_cudnn_attention_backward(
@@ -48,7 +48,7 @@ AttentionGradients CudnnBackward(const at::Tensor& doutput_TNd, const at::Tensor
       ByDocument(value_TGd, length), ByDocument(forward.output_TNd, length), forward.logsumexp_TN,
       unused, unused,
       /*attn_bias=*/at::Tensor(), /*cum_seq_q=*/at::Tensor(), /*cum_seq_k=*/at::Tensor(), length,
-      length, /*dropout_p=*/0.0, /*is_causal=*/true);
+      length, /*dropout_p=*/0.0, /*is_causal=*/true, scale);
   return {.query_TNd = ByToken(dquery), .key_TGd = ByToken(dkey), .value_TGd = ByToken(dvalue)};
 }
 
@@ -56,11 +56,12 @@ AttentionGradients CudnnBackward(const at::Tensor& doutput_TNd, const at::Tensor
 // the query, since it adds up the gradients of keys and values that heads share in FP32.
 AttentionGradients CudnnBackwardInParts(const at::Tensor& doutput_TNd, const at::Tensor& query_TNd,
                                         const at::Tensor& key_TGd, const at::Tensor& value_TGd,
-                                        const AttentionOutput& forward, int64_t length) {
+                                        const AttentionOutput& forward, int64_t length,
+                                        double scale) {
   const int64_t documents = query_TNd.size(0) / length;
   const int64_t at_once = std::max<int64_t>(1, kCudnnBackwardTokens / length);
   if (documents <= at_once) {
-    return CudnnBackward(doutput_TNd, query_TNd, key_TGd, value_TGd, forward, length);
+    return CudnnBackward(doutput_TNd, query_TNd, key_TGd, value_TGd, forward, length, scale);
   }
   OOM_CHECK(forward.logsumexp_TN.size(0) == documents);
   AttentionGradients whole{.query_TNd = at::empty_like(query_TNd),
@@ -71,11 +72,11 @@ AttentionGradients CudnnBackwardInParts(const at::Tensor& doutput_TNd, const at:
     const auto part = [&](const at::Tensor& by_token) {
       return by_token.narrow(0, first * length, count * length);
     };
-    const AttentionGradients gradients = CudnnBackward(
-        part(doutput_TNd), part(query_TNd), part(key_TGd), part(value_TGd),
-        {.output_TNd = part(forward.output_TNd),
-         .logsumexp_TN = forward.logsumexp_TN.narrow(0, first, count)},
-        length);
+    const AttentionGradients gradients =
+        CudnnBackward(part(doutput_TNd), part(query_TNd), part(key_TGd), part(value_TGd),
+                      {.output_TNd = part(forward.output_TNd),
+                       .logsumexp_TN = forward.logsumexp_TN.narrow(0, first, count)},
+                      length, scale);
     part(whole.query_TNd).copy_(gradients.query_TNd);
     part(whole.key_TGd).copy_(gradients.key_TGd);
     part(whole.value_TGd).copy_(gradients.value_TGd);
@@ -106,22 +107,23 @@ struct PackedArguments {
 
 AttentionOutput CudaAttentionForward(const at::Tensor& query_TNd, const at::Tensor& key_TGd,
                                      const at::Tensor& value_TGd, const PackedBatch& batch,
-                                     int64_t window) {
+                                     const AttentionRule& rule) {
   AttentionOutput result;
-  if (TakesCudnn(batch, window)) {
+  if (TakesCudnn(batch, rule)) {
     const auto outputs = at::_scaled_dot_product_cudnn_attention(
         ByDocument(query_TNd, batch.longest), ByDocument(key_TGd, batch.longest),
         ByDocument(value_TGd, batch.longest), /*attn_bias=*/std::nullopt,
-        /*compute_log_sumexp=*/true, /*dropout_p=*/0.0, /*is_causal=*/true);
+        /*compute_log_sumexp=*/true, /*dropout_p=*/0.0, /*is_causal=*/true,
+        /*return_debug_mask=*/false, rule.ScaleOf(query_TNd.size(2)));
     result.output_TNd = ByToken(std::get<0>(outputs));
     result.logsumexp_TN = std::get<1>(outputs);
     return result;
   }
-  const PackedArguments packed(batch, window);
+  const PackedArguments packed(batch, rule.window);
   const auto outputs = at::_flash_attention_forward(
       query_TNd, key_TGd, value_TGd, packed.starts, packed.starts, packed.longest, packed.longest,
-      /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, /*scale=*/std::nullopt,
-      packed.window_left, packed.window_right);
+      /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false,
+      rule.ScaleOf(query_TNd.size(2)), packed.window_left, packed.window_right);
   result.output_TNd = std::get<0>(outputs);
   result.logsumexp_TN = std::get<1>(outputs);
   return result;
@@ -130,20 +132,21 @@ AttentionOutput CudaAttentionForward(const at::Tensor& query_TNd, const at::Tens
 AttentionGradients CudaAttentionBackward(const at::Tensor& doutput_TNd, const at::Tensor& query_TNd,
                                          const at::Tensor& key_TGd, const at::Tensor& value_TGd,
                                          const AttentionOutput& forward, const PackedBatch& batch,
-                                         int64_t window) {
-  if (TakesCudnn(batch, window)) {
-    return CudnnBackwardInParts(doutput_TNd, query_TNd, key_TGd, value_TGd, forward, batch.longest);
+                                         const AttentionRule& rule) {
+  if (TakesCudnn(batch, rule)) {
+    return CudnnBackwardInParts(doutput_TNd, query_TNd, key_TGd, value_TGd, forward, batch.longest,
+                                rule.ScaleOf(query_TNd.size(2)));
   }
   // FlashAttention takes a mere warning for leave to differ from run to run.
   OOM_CHECK(!at::globalContext().deterministicAlgorithms() ||
             !at::globalContext().deterministicAlgorithmsWarnOnly());
-  const PackedArguments packed(batch, window);
+  const PackedArguments packed(batch, rule.window);
   const at::Tensor unused = at::empty({2}, query_TNd.options().dtype(at::kLong));
   AttentionGradients result;
   std::tie(result.query_TNd, result.key_TGd, result.value_TGd) = at::_flash_attention_backward(
       doutput_TNd, query_TNd, key_TGd, value_TGd, forward.output_TNd, forward.logsumexp_TN,
       packed.starts, packed.starts, packed.longest, packed.longest, /*dropout_p=*/0.0,
-      /*is_causal=*/true, unused, unused, /*scale=*/std::nullopt, packed.window_left,
+      /*is_causal=*/true, unused, unused, rule.ScaleOf(query_TNd.size(2)), packed.window_left,
       packed.window_right);
   return result;
 }

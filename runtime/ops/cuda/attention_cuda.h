@@ -13,11 +13,11 @@ namespace oom {
 // q, k after norm and rotation; all contiguous, BF16.
 AttentionOutput CudaAttentionForward(const at::Tensor& query_TNd, const at::Tensor& key_TGd,
                                      const at::Tensor& value_TGd, const PackedBatch& batch,
-                                     int64_t window);
+                                     const AttentionRule& rule);
 
 AttentionGradients CudaAttentionBackward(const at::Tensor& doutput_TNd, const at::Tensor& query_TNd,
                                          const at::Tensor& key_TGd, const at::Tensor& value_TGd,
                                          const AttentionOutput& forward, const PackedBatch& batch,
-                                         int64_t window);
+                                         const AttentionRule& rule);
 
 }  // namespace oom

@@ -20,7 +20,7 @@ void NormBackward(const NormGradient& gradient, const at::Tensor& dx_RH) {
           .dy_RH = DeviceData<Dy>(gradient.dy_RH),
           .x_RH = DeviceData<__nv_bfloat16>(gradient.x_RH),
           .weight_H = DeviceData<__nv_bfloat16>(gradient.weight_H),
-          .epsilon = static_cast<float>(gradient.epsilon),
+          .epsilon = static_cast<float>(gradient.rule.epsilon),
           .residual_gradient_RH = DeviceData<__nv_bfloat16>(gradient.residual_gradient_RH),
           .dx_RH = DeviceData<Dx>(dx_RH),
           .dweight_H = DeviceData<float>(gradient.dweight_H),
@@ -44,13 +44,13 @@ void AddWideProduct(at::Tensor sum_RI, const at::Tensor& a_RO, const at::Tensor&
   at::addmm_out(sum_RI, sum_RI, a_RO, b_OI, at::kFloat);
 }
 
-at::Tensor NormForward(const at::Tensor& x_RH, const at::Tensor& weight_H, double epsilon) {
+at::Tensor NormForward(const at::Tensor& x_RH, const at::Tensor& weight_H, const NormRule& rule) {
   at::Tensor normed_RH = at::empty_like(x_RH);
   RmsNormForward(
       {.rows = x_RH.size(0), .width = x_RH.size(1)},
       RmsNormForwardArguments<__nv_bfloat16>{.x_RH = DeviceData<__nv_bfloat16>(x_RH),
                                              .weight_H = DeviceData<__nv_bfloat16>(weight_H),
-                                             .epsilon = static_cast<float>(epsilon),
+                                             .epsilon = static_cast<float>(rule.epsilon),
                                              .y_RH = DeviceData<__nv_bfloat16>(normed_RH)},
       OperatorStream());
   return normed_RH;

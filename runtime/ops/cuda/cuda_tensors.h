@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "runtime/base/check.h"
+#include "runtime/model/description.h"
 #include "runtime/ops/aten.h"
 
 namespace oom {
@@ -41,13 +42,13 @@ void AddWeightGradient(at::Tensor gradient_OI, const at::Tensor& dy_RO, const at
 void AddWideProduct(at::Tensor sum_RI, const at::Tensor& a_RO, const at::Tensor& b_OI);
 
 // As runtime/ops/rms_norm.
-at::Tensor NormForward(const at::Tensor& x_RH, const at::Tensor& weight_H, double epsilon);
+at::Tensor NormForward(const at::Tensor& x_RH, const at::Tensor& weight_H, const NormRule& rule);
 
 struct NormGradient {
   at::Tensor dy_RH;  // BF16 or wide.
   at::Tensor x_RH;
   at::Tensor weight_H;
-  double epsilon = 0.0;
+  NormRule rule;
   at::Tensor residual_gradient_RH;  // Added before the result is rounded; may be undefined.
   at::Tensor dweight_H;             // Accumulates; may be undefined.
 };

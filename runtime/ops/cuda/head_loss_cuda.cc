@@ -20,7 +20,7 @@ HeadLossResult CudaHeadLoss(const ModelDescription& model, const HeadTensors& we
     const int64_t rows = std::min(options.chunk_tokens, count - done);
     const at::Tensor x = x_TH.narrow(0, options.tokens.first + done, rows);
     const at::Tensor target = target_T.narrow(0, options.tokens.first + done, rows);
-    const at::Tensor normed_TH = NormForward(x, weights.final_norm, model.rms_epsilon);
+    const at::Tensor normed_TH = NormForward(x, weights.final_norm, model.norm);
     at::Tensor logits_TV = at::linear(normed_TH, weights.head);
     const at::Tensor loss_T = at::empty({rows}, x.options().dtype(at::kFloat));
 
@@ -43,7 +43,7 @@ HeadLossResult CudaHeadLoss(const ModelDescription& model, const HeadTensors& we
     NormBackward({.dy_RH = dnormed_TH,
                   .x_RH = x,
                   .weight_H = weights.final_norm,
-                  .epsilon = model.rms_epsilon,
+                  .rule = model.norm,
                   .dweight_H = gradients->final_norm},
                  result.dx_TH.narrow(0, done, rows));
   }

@@ -13,22 +13,24 @@ namespace {
 // Norm by head, if the model has it, and rotation: one pass over q or k.
 class HeadRotation {
  public:
-  HeadRotation(const ModelDescription& model, const PackedBatch& batch, const at::Tensor& like)
-      : model_(model) {
+  HeadRotation(const ModelDescription& model, const AttentionDescription& attention,
+               const PackedBatch& batch, const at::Tensor& like)
+      : epsilon_(static_cast<float>(model.norm.epsilon)), normed_(attention.query_key_norm) {
+    const RotaryRule& rule = attention.rotary;
     const int64_t tokens = batch.positions.size(0);
-    cosine_ = at::empty({tokens, model.head_size / 2}, like.options());
+    cosine_ = at::empty({tokens, attention.head_size / 2}, like.options());
     sine_ = at::empty_like(cosine_);
     RotaryTableArguments<__nv_bfloat16> table{.tokens = tokens,
-                                              .head_size = model.head_size,
-                                              .theta = model.rope_theta,
+                                              .head_size = attention.head_size,
+                                              .theta = rule.theta,
                                               .cosine = DeviceData<__nv_bfloat16>(cosine_),
                                               .sine = DeviceData<__nv_bfloat16>(sine_)};
-    if (model.yarn) {
-      const YarnRamp ramp = YarnRampOf(*model.yarn, model.head_size, model.rope_theta);
-      table.factor = static_cast<float>(model.yarn->factor);
+    if (rule.yarn) {
+      const YarnRamp ramp = YarnRampOf(*rule.yarn, rule.size, rule.theta);
+      table.factor = static_cast<float>(rule.yarn->factor);
       table.ramp_low = static_cast<float>(ramp.low);
       table.ramp_width = static_cast<float>(ramp.high - ramp.low);
-      table.attention_factor = static_cast<float>(model.yarn->attention_factor);
+      table.attention_factor = static_cast<float>(rule.yarn->attention_factor);
     }
     FillRotaryTable(table, DeviceData<int64_t>(batch.positions), OperatorStream());
   }
@@ -41,7 +43,7 @@ class HeadRotation {
         NormRotaryForwardArguments<__nv_bfloat16>{.x_TNd = DeviceData<__nv_bfloat16>(x_TNd),
                                                   .x_token_stride = stride,
                                                   .norm_d = Norm(norm_d),
-                                                  .epsilon = static_cast<float>(model_.rms_epsilon),
+                                                  .epsilon = epsilon_,
                                                   .cosine = DeviceData<__nv_bfloat16>(cosine_),
                                                   .sine = DeviceData<__nv_bfloat16>(sine_),
                                                   .y_TNd = DeviceData<__nv_bfloat16>(y_TNd),
@@ -54,7 +56,7 @@ class HeadRotation {
   void Backward(const at::Tensor& dy_TNd, const at::Tensor& x_TNd, const at::Tensor& norm_d,
                 const at::Tensor& dnorm_d) const {
     const RotaryShape shape = Shape(x_TNd);
-    const bool wants_norm = model_.query_key_norm && dnorm_d.defined();
+    const bool wants_norm = normed_ && dnorm_d.defined();
     at::Tensor scratch;
     if (wants_norm) scratch = ScratchBytes(NormRotaryBackwardScratchBytes(shape), x_TNd);
     const int64_t stride = x_TNd.size(1) * x_TNd.size(2);
@@ -66,7 +68,7 @@ class HeadRotation {
             .x_TNd = DeviceData<__nv_bfloat16>(x_TNd),
             .x_token_stride = stride,
             .norm_d = Norm(norm_d),
-            .epsilon = static_cast<float>(model_.rms_epsilon),
+            .epsilon = epsilon_,
             .cosine = DeviceData<__nv_bfloat16>(cosine_),
             .sine = DeviceData<__nv_bfloat16>(sine_),
             .dx_TNd = DeviceData<__nv_bfloat16>(dy_TNd),
@@ -81,39 +83,40 @@ class HeadRotation {
     return {.tokens = x_TNd.size(0), .heads = x_TNd.size(1), .head_size = x_TNd.size(2)};
   }
   const __nv_bfloat16* Norm(const at::Tensor& norm_d) const {
-    return model_.query_key_norm ? DeviceData<__nv_bfloat16>(norm_d) : nullptr;
+    return normed_ ? DeviceData<__nv_bfloat16>(norm_d) : nullptr;
   }
 
-  const ModelDescription& model_;
+  const float epsilon_;
+  const bool normed_;
   at::Tensor cosine_;
   at::Tensor sine_;
 };
 
 }  // namespace
 
-at::Tensor CudaMixerForward(const ModelDescription& model, const LayerTensors& weights,
-                            const at::Tensor& x_TH, const PackedBatch& batch, MixerSaved* saved,
-                            HeadRange heads) {
-  const HeadSlice slice(model, heads);
+at::Tensor CudaMixerForward(const ModelDescription& model, const LayerDescription& layer,
+                            const LayerTensors& weights, const at::Tensor& x_TH,
+                            const PackedBatch& batch, MixerSaved* saved, HeadRange heads) {
+  const HeadSlice slice(layer.attention, heads);
   const int64_t tokens = x_TH.size(0);
-  at::Tensor normed_TH = NormForward(x_TH, weights.input_norm, model.rms_epsilon);
+  at::Tensor normed_TH = NormForward(x_TH, weights.input_norm, model.norm);
   const at::Tensor query = at::linear(normed_TH, slice.Query(weights.query))
-                               .view({tokens, slice.query_heads, model.head_size});
+                               .view({tokens, slice.query_heads, slice.head_size});
   const at::Tensor key = at::linear(normed_TH, slice.KeyValue(weights.key))
-                             .view({tokens, slice.kv_heads, model.head_size});
+                             .view({tokens, slice.kv_heads, slice.head_size});
   const at::Tensor value = at::linear(normed_TH, slice.KeyValue(weights.value))
-                               .view({tokens, slice.kv_heads, model.head_size});
+                               .view({tokens, slice.kv_heads, slice.head_size});
   normed_TH.reset();
 
-  const HeadRotation rotation(model, batch, x_TH);
+  const HeadRotation rotation(model, layer.attention, batch, x_TH);
   AttentionOutput attention = CudaAttentionForward(rotation.Forward(query, weights.query_norm),
                                                    rotation.Forward(key, weights.key_norm), value,
-                                                   batch, model.sliding_window);
-  const at::Tensor attended = attention.output_TNd.view({tokens, slice.query_rows});
+                                                   batch, RuleOf(layer.attention));
+  const at::Tensor attended = attention.output_TNd.view({tokens, slice.query_width()});
   if (saved != nullptr) {
     *saved = {.heads = heads,
               .input_TH = x_TH,
-              .query_TNd = query,
+              .query_TNr = query,
               .key_TGd = key,
               .value_TGd = value,
               .attention = std::move(attention)};
@@ -122,29 +125,30 @@ at::Tensor CudaMixerForward(const ModelDescription& model, const LayerTensors& w
   return at::mm(attended, slice.Output(weights.output).t(), at::kFloat);
 }
 
-at::Tensor CudaMixerBackward(const ModelDescription& model, const LayerTensors& weights,
-                             const at::Tensor& dh_TH, const MixerSaved& saved,
-                             const PackedBatch& batch, LayerTensors* gradients) {
-  const HeadSlice slice(model, saved.heads);
+at::Tensor CudaMixerBackward(const ModelDescription& model, const LayerDescription& layer,
+                             const LayerTensors& weights, const at::Tensor& dh_TH,
+                             const MixerSaved& saved, const PackedBatch& batch,
+                             LayerTensors* gradients) {
+  const HeadSlice slice(layer.attention, saved.heads);
   const int64_t tokens = dh_TH.size(0);
   AddWeightGradient(slice.Output(gradients->output), dh_TH,
-                    saved.attention.output_TNd.view({tokens, slice.query_rows}));
+                    saved.attention.output_TNd.view({tokens, slice.query_width()}));
 
-  const HeadRotation rotation(model, batch, dh_TH);
+  const HeadRotation rotation(model, layer.attention, batch, dh_TH);
   const AttentionGradients attention =
       CudaAttentionBackward(at::mm(dh_TH, slice.Output(weights.output))
-                                .view({tokens, slice.query_heads, model.head_size}),
-                            rotation.Forward(saved.query_TNd, weights.query_norm),
+                                .view({tokens, slice.query_heads, slice.head_size}),
+                            rotation.Forward(saved.query_TNr, weights.query_norm),
                             rotation.Forward(saved.key_TGd, weights.key_norm), saved.value_TGd,
-                            saved.attention, batch, model.sliding_window);
-  rotation.Backward(attention.query_TNd, saved.query_TNd, weights.query_norm,
+                            saved.attention, batch, RuleOf(layer.attention));
+  rotation.Backward(attention.query_TNd, saved.query_TNr, weights.query_norm,
                     gradients->query_norm);
   rotation.Backward(attention.key_TGd, saved.key_TGd, weights.key_norm, gradients->key_norm);
-  const at::Tensor dquery = attention.query_TNd.view({tokens, slice.query_rows});
-  const at::Tensor dkey = attention.key_TGd.view({tokens, slice.kv_rows});
-  const at::Tensor dvalue = attention.value_TGd.view({tokens, slice.kv_rows});
+  const at::Tensor dquery = attention.query_TNd.view({tokens, slice.query_width()});
+  const at::Tensor dkey = attention.key_TGd.view({tokens, slice.kv_width()});
+  const at::Tensor dvalue = attention.value_TGd.view({tokens, slice.kv_width()});
 
-  at::Tensor normed_TH = NormForward(saved.input_TH, weights.input_norm, model.rms_epsilon);
+  at::Tensor normed_TH = NormForward(saved.input_TH, weights.input_norm, model.norm);
   AddWeightGradient(slice.Query(gradients->query), dquery, normed_TH);
   AddWeightGradient(slice.KeyValue(gradients->key), dkey, normed_TH);
   AddWeightGradient(slice.KeyValue(gradients->value), dvalue, normed_TH);
@@ -158,7 +162,7 @@ at::Tensor CudaMixerBackward(const ModelDescription& model, const LayerTensors& 
   NormBackward({.dy_RH = dnormed_TH,
                 .x_RH = saved.input_TH,
                 .weight_H = weights.input_norm,
-                .epsilon = model.rms_epsilon,
+                .rule = model.norm,
                 .residual_gradient_RH = slice.whole ? dh_TH : at::Tensor(),
                 .dweight_H = gradients->input_norm},
                dx_TH);

@@ -7,12 +7,13 @@
 
 namespace oom {
 
-at::Tensor CudaMixerForward(const ModelDescription& model, const LayerTensors& weights,
-                            const at::Tensor& x_TH, const PackedBatch& batch, MixerSaved* saved,
-                            HeadRange heads);
+at::Tensor CudaMixerForward(const ModelDescription& model, const LayerDescription& layer,
+                            const LayerTensors& weights, const at::Tensor& x_TH,
+                            const PackedBatch& batch, MixerSaved* saved, HeadRange heads);
 
-at::Tensor CudaMixerBackward(const ModelDescription& model, const LayerTensors& weights,
-                             const at::Tensor& dh_TH, const MixerSaved& saved,
-                             const PackedBatch& batch, LayerTensors* gradients);
+at::Tensor CudaMixerBackward(const ModelDescription& model, const LayerDescription& layer,
+                             const LayerTensors& weights, const at::Tensor& dh_TH,
+                             const MixerSaved& saved, const PackedBatch& batch,
+                             LayerTensors* gradients);
 
 }  // namespace oom

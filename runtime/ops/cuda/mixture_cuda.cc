@@ -45,15 +45,15 @@ at::Tensor DenseBackward(const LayerTensors& weights, const at::Tensor& dy_TH,
 
 }  // namespace
 
-at::Tensor CudaMixtureForward(const ModelDescription& model, MixtureKind kind,
+at::Tensor CudaMixtureForward(const ModelDescription& model, const LayerDescription& layer,
                               const LayerTensors& weights, const at::Tensor& h_TH,
                               MixtureSaved* saved, const MixtureOptions& options) {
-  const bool routed = kind == MixtureKind::kRoutedExperts;
+  const bool routed = HasExperts(layer.mixture);
   MixtureSaved kept;
   kept.tokens = options.tokens;
   kept.input_TH = Rows(h_TH, options.tokens);
   {
-    const at::Tensor normed_TH = NormForward(kept.input_TH, weights.post_norm, model.rms_epsilon);
+    const at::Tensor normed_TH = NormForward(kept.input_TH, weights.post_norm, model.norm);
     if (routed) {
       CudaRoute(model, normed_TH, weights.router, &kept, options.stats);
       kept.gate_up_RF = CudaExpertsGateUp(normed_TH, weights.gate_up, kept.groups);
@@ -70,14 +70,14 @@ at::Tensor CudaMixtureForward(const ModelDescription& model, MixtureKind kind,
   return y_TH;
 }
 
-at::Tensor CudaMixtureBackward(const ModelDescription& model, MixtureKind kind,
+at::Tensor CudaMixtureBackward(const ModelDescription& model, const LayerDescription& layer,
                                const LayerTensors& weights, const at::Tensor& dy_TH,
                                const MixtureSaved& saved, LayerTensors* gradients,
                                const LoadBalanceTerm& balance) {
   const at::Tensor dy_rows = Rows(dy_TH, saved.tokens);
-  at::Tensor normed_TH = NormForward(saved.input_TH, weights.post_norm, model.rms_epsilon);
+  at::Tensor normed_TH = NormForward(saved.input_TH, weights.post_norm, model.norm);
   const at::Tensor dnormed_TH =
-      kind == MixtureKind::kDense
+      layer.mixture == MixtureKind::kDense
           ? DenseBackward(weights, dy_rows, normed_TH, saved.gate_up_RF, gradients)
           : CudaRoutedBackward(model, weights, dy_rows, normed_TH, saved, balance, gradients);
   normed_TH.reset();
@@ -85,7 +85,7 @@ at::Tensor CudaMixtureBackward(const ModelDescription& model, MixtureKind kind,
   NormBackward({.dy_RH = dnormed_TH,
                 .x_RH = saved.input_TH,
                 .weight_H = weights.post_norm,
-                .epsilon = model.rms_epsilon,
+                .rule = model.norm,
                 .residual_gradient_RH = dy_rows,
                 .dweight_H = gradients->post_norm},
                dh_TH);

@@ -9,11 +9,11 @@
 
 namespace oom {
 
-at::Tensor CudaMixtureForward(const ModelDescription& model, MixtureKind kind,
+at::Tensor CudaMixtureForward(const ModelDescription& model, const LayerDescription& layer,
                               const LayerTensors& weights, const at::Tensor& h_TH,
                               MixtureSaved* saved, const MixtureOptions& options);
 
-at::Tensor CudaMixtureBackward(const ModelDescription& model, MixtureKind kind,
+at::Tensor CudaMixtureBackward(const ModelDescription& model, const LayerDescription& layer,
                                const LayerTensors& weights, const at::Tensor& dy_TH,
                                const MixtureSaved& saved, LayerTensors* gradients,
                                const LoadBalanceTerm& balance);

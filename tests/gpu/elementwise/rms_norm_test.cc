@@ -12,6 +12,7 @@ namespace oom::testing {
 namespace {
 
 constexpr float kEpsilon = 1e-6f;
+const NormRule kRule = {.epsilon = kEpsilon};
 
 struct Rows {
   int64_t rows;
@@ -47,8 +48,8 @@ TYPED_TEST(RmsNormKernelTest, ForwardIsTheComposite) {
                                               .epsilon = kEpsilon,
                                               .y_RH = Data<T>(y)},
                    nullptr);
-    ExpectAsExactAs(RmsNormForward(x, weight, kEpsilon), y,
-                    RmsNormForward(x.to(at::kDouble), weight.to(at::kDouble), kEpsilon),
+    ExpectAsExactAs(RmsNormForward(x, weight, kRule), y,
+                    RmsNormForward(x.to(at::kDouble), weight.to(at::kDouble), kRule),
                     "y of width " + std::to_string(shape.width));
   }
 }
@@ -66,9 +67,9 @@ TYPED_TEST(RmsNormKernelTest, ForwardOfRowsThatAreNotAlignedIsTheSame) {
                                             .epsilon = kEpsilon,
                                             .y_RH = Data<T>(y) + 1},
                  nullptr);
-  ExpectAsExactAs(RmsNormForward(aligned, weight, kEpsilon),
+  ExpectAsExactAs(RmsNormForward(aligned, weight, kRule),
                   y.narrow(0, 1, aligned.numel()).view_as(aligned),
-                  RmsNormForward(aligned.to(at::kDouble), weight.to(at::kDouble), kEpsilon), "y");
+                  RmsNormForward(aligned.to(at::kDouble), weight.to(at::kDouble), kRule), "y");
   EXPECT_TRUE(y.isnan()[0].template item<bool>()) << "wrote before its rows";
 }
 
@@ -119,7 +120,7 @@ void ExpectBackwardIsTheComposite(const Rows& shape, bool with_residual) {
   const at::Tensor residual = Random({shape.rows, shape.width}, 6, ScalarTypeOf<T>());
   const auto composite = [&](at::ScalarType type, at::ScalarType result, at::Tensor dweight) {
     at::Tensor dx = RmsNormBackward(type == at::kDouble ? dy.to(type) : dy, x.to(type),
-                                    weight.to(type), kEpsilon, dweight);
+                                    weight.to(type), kRule, dweight);
     if (with_residual) dx.add_(residual);
     return dx.to(result);
   };

@@ -14,8 +14,13 @@
 namespace oom::testing {
 namespace {
 
+RotaryRule Rule(int64_t size, double theta, std::optional<YarnScaling> yarn = std::nullopt) {
+  return {.theta = theta, .size = size, .pair_count = size / 2, .yarn = std::move(yarn)};
+}
+
 constexpr double kTheta = 1e6;
 constexpr float kEpsilon = 1e-6f;
+const NormRule kRule = {.epsilon = kEpsilon};
 
 struct Heads {
   int64_t tokens;
@@ -69,7 +74,8 @@ TYPED_TEST(RotaryKernelTest, TableIsTheComposite) {
   for (const int64_t size : {128, 64, 10}) {
     for (const int64_t tokens : {0, 1, 5000}) {
       const at::Tensor positions = Positions(tokens, at::kLong);
-      const RotaryTable expected = MakeRotaryTable(positions, size, kTheta, ScalarTypeOf<T>());
+      const RotaryTable expected =
+          MakeRotaryTable(positions, Rule(size, kTheta), ScalarTypeOf<T>());
       const RotaryTable table = Filled<T>(positions, size);
       // An angle of 40,000 carries an error of 2^-24 of itself wherever a frequency is rounded
       // otherwise.
@@ -90,7 +96,7 @@ TYPED_TEST(RotaryKernelTest, TableWithYarnIsTheComposite) {
       const YarnScaling yarn = MakeYarn(factor, 32768);
       const at::Tensor positions = Positions(5000, at::kLong);
       const RotaryTable expected =
-          MakeRotaryTable(positions, size, kTheta, ScalarTypeOf<T>(), yarn);
+          MakeRotaryTable(positions, Rule(size, kTheta, yarn), ScalarTypeOf<T>());
       const RotaryTable table = Filled<T>(positions, size, yarn);
       EXPECT_LE(RelativeError(table.cosine, expected.cosine), 1e-3);
       EXPECT_LE(RelativeError(table.sine, expected.sine), 1e-3);
@@ -133,8 +139,8 @@ void ExpectForwardIsTheComposite(const Heads& shape, bool with_norm) {
     return;
   }
   ExpectAsExactAs(
-      RotaryForward(RmsNormForward(input, norm, kEpsilon), table), y,
-      RotaryForward(RmsNormForward(input.to(at::kDouble), norm.to(at::kDouble), kEpsilon),
+      RotaryForward(RmsNormForward(input, norm, kRule), table), y,
+      RotaryForward(RmsNormForward(input.to(at::kDouble), norm.to(at::kDouble), kRule),
                     Wider(table)),
       "y");
 }
@@ -194,10 +200,10 @@ void ExpectBackwardIsTheComposite(const Heads& shape, bool with_norm) {
   at::Tensor composite_dnorm = at::ones({shape.size}, wide);
   at::Tensor exact_dnorm = at::ones({shape.size}, wide.dtype(at::kDouble));
   const at::Tensor composite_dx =
-      RmsNormBackward(drotated, input, norm, kEpsilon, composite_dnorm).to(type);
+      RmsNormBackward(drotated, input, norm, kRule, composite_dnorm).to(type);
   const at::Tensor exact_dx =
       RmsNormBackward(RotaryBackward(dy.to(at::kDouble), Wider(table)), input.to(at::kDouble),
-                      norm.to(at::kDouble), kEpsilon, exact_dnorm);
+                      norm.to(at::kDouble), kRule, exact_dnorm);
   ExpectAsExactAs(composite_dx, dx.part, exact_dx, "dx");
   ExpectAsExactAs(composite_dnorm, dnorm, exact_dnorm, "dnorm");
 

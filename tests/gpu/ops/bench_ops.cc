@@ -99,13 +99,15 @@ ModelDescription Qwen3() {
   model.family = Family::kQwen3Moe;
   model.hidden_size = 2048;
   model.vocabulary_size = 151936;
-  model.query_head_count = 32;
-  model.kv_head_count = 4;
-  model.head_size = 128;
   model.expert_count = 128;
   model.experts_per_token = 8;
   model.expert_width = 768;
-  model.query_key_norm = true;
+  model.layers.resize(1);
+  model.layers[0].attention = {.query_head_count = 32,
+                               .kv_head_count = 4,
+                               .head_size = 128,
+                               .query_key_norm = true,
+                               .rotary = {.theta = 1e6, .size = 128, .pair_count = 64}};
   return model;
 }
 
@@ -118,8 +120,8 @@ struct Bench {
     weights.key = RandomWeight({kv_rows(), hidden});
     weights.value = RandomWeight({kv_rows(), hidden});
     weights.output = RandomWeight({hidden, query_rows()});
-    weights.query_norm = Ones(model.head_size);
-    weights.key_norm = Ones(model.head_size);
+    weights.query_norm = Ones(model.layer(0).attention.head_size);
+    weights.key_norm = Ones(model.layer(0).attention.head_size);
     weights.post_norm = Ones(hidden);
     weights.router = RandomWeight({model.expert_count, hidden});
     weights.gate_up = RandomWeight({model.expert_count, 2 * model.expert_width, hidden});
@@ -152,8 +154,8 @@ struct Bench {
     }
   }
 
-  int64_t query_rows() const { return model.query_head_count * model.head_size; }
-  int64_t kv_rows() const { return model.kv_head_count * model.head_size; }
+  int64_t query_rows() const { return model.layer(0).attention.query_width(); }
+  int64_t kv_rows() const { return model.layer(0).attention.kv_width(); }
   double projection_flops() const {
     return 2.0 * static_cast<double>(tokens * model.hidden_size * 2 * (query_rows() + kv_rows()));
   }
@@ -180,26 +182,26 @@ struct Bench {
 void RunLayer(Bench* bench) {
   const ModelDescription& model = bench->model;
   const LayerTensors& weights = bench->weights;
-  const MixtureKind kind = MixtureKind::kRoutedExperts;
+  const LayerDescription& layer = model.layer(0);
   const double gate_up = bench->gate_up_flops();
   const double projections = bench->projection_flops(), attention = bench->attention_flops();
   const at::Tensor x = RandomRows(bench->tokens, model.hidden_size);
   const at::Tensor dy = RandomRows(bench->tokens, model.hidden_size);
   at::Tensor h;
   Report("forward mixer", projections + attention,
-         [&] { h = MixerForward(model, weights, x, bench->batch, nullptr); });
+         [&] { h = MixerForward(model, model.layer(0), weights, x, bench->batch, nullptr); });
   Report("forward mixer, packed documents", 0,
-         [&] { h = MixerForward(model, weights, x, bench->packed, nullptr); });
+         [&] { h = MixerForward(model, model.layer(0), weights, x, bench->packed, nullptr); });
   Report("forward mixture", bench->router_flops() + gate_up * 1.5,
-         [&] { MixtureForward(model, kind, weights, h, nullptr); });
+         [&] { MixtureForward(model, layer, weights, h, nullptr); });
   {
     MixtureSaved saved;
     Report("replay mixture", bench->router_flops() + gate_up, [&] {
       saved = {};
-      MixtureForward(model, kind, weights, h, &saved, {.stop_at_gate_up = true});
+      MixtureForward(model, layer, weights, h, &saved, {.stop_at_gate_up = true});
     });
     Report("backward mixture", 2 * bench->router_flops() + gate_up * 3.0,
-           [&] { MixtureBackward(model, kind, weights, dy, saved, &bench->gradients); });
+           [&] { MixtureBackward(model, layer, weights, dy, saved, &bench->gradients); });
   }
   for (const bool packed : {false, true}) {
     const PackedBatch& batch = packed ? bench->packed : bench->batch;
@@ -207,11 +209,12 @@ void RunLayer(Bench* bench) {
     Report(packed ? "replay mixer, packed documents" : "replay mixer",
            packed ? 0 : projections + attention, [&] {
              saved = {};
-             h = MixerForward(model, weights, x, batch, &saved);
+             h = MixerForward(model, model.layer(0), weights, x, batch, &saved);
            });
     Report(packed ? "backward mixer, packed documents" : "backward mixer",
-           packed ? 0 : 2 * projections + 2.5 * attention,
-           [&] { MixerBackward(model, weights, dy, saved, batch, &bench->gradients); });
+           packed ? 0 : 2 * projections + 2.5 * attention, [&] {
+             MixerBackward(model, model.layer(0), weights, dy, saved, batch, &bench->gradients);
+           });
   }
 }
 
@@ -283,23 +286,24 @@ void RunPieces(Bench* bench) {
   Report("k weight gradient, added wide", of_key,
          [&] { AddWeightGradient(bench->gradients.key, k, x); });
 
-  q = q.view({tokens, model.query_head_count, model.head_size});
-  k = k.view({tokens, model.kv_head_count, model.head_size});
+  const AttentionDescription& attention = model.layer(0).attention;
+  q = q.view({tokens, attention.query_head_count, attention.head_size});
+  k = k.view({tokens, attention.kv_head_count, attention.head_size});
   for (const bool packed : {false, true}) {
     const PackedBatch& batch = packed ? bench->packed : bench->batch;
     const std::string name = packed ? ", packed documents" : "";
     const double flops = packed ? 0 : bench->attention_flops();
     AttentionOutput output;
-    Report("attention" + name, flops, [&] { output = CudaAttentionForward(q, k, k, batch, 0); });
+    Report("attention" + name, flops, [&] { output = CudaAttentionForward(q, k, k, batch, {}); });
     Report("attention backward" + name, 2.5 * flops,
-           [&] { CudaAttentionBackward(q, q, k, k, output, batch, 0); });
+           [&] { CudaAttentionBackward(q, q, k, k, output, batch, {}); });
   }
   q.reset();
   k.reset();
 
   MixtureSaved saved;
   saved.input_TH = x;
-  Report("norm", 0, [&] { NormForward(x, weights.post_norm, 1e-6); });
+  Report("norm", 0, [&] { NormForward(x, weights.post_norm, model.norm); });
   Report("routing", bench->router_flops(),
          [&] { CudaRoute(model, x, weights.router, &saved, nullptr); });
   Report("experts gate/up", bench->gate_up_flops(), [&] {

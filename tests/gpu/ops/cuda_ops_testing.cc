@@ -46,30 +46,32 @@ std::vector<NamedModel> SmallCudaModels() {
   ModelDescription qwen;
   qwen.family = Family::kQwen3Moe;
   qwen.hidden_size = 96;
-  qwen.query_head_count = 4;
-  qwen.kv_head_count = 2;
-  qwen.head_size = 128;
   qwen.expert_count = 11;
   qwen.experts_per_token = 3;
   qwen.expert_width = 40;
   qwen.dense_width = 56;
-  qwen.query_key_norm = true;
   qwen.vocabulary_size = 1000;
-  qwen.rope_theta = 1e4;
+  qwen.layers.resize(1);
+  qwen.layers[0].attention = {.query_head_count = 4,
+                              .kv_head_count = 2,
+                              .head_size = 128,
+                              .query_key_norm = true,
+                              .rotary = {.theta = 1e4, .size = 128, .pair_count = 64}};
   ModelDescription unnormalized = qwen;
   unnormalized.renormalize_top_k = false;
   ModelDescription yarn = qwen;
-  yarn.yarn = MakeYarn(/*factor=*/4.0, /*original_positions=*/512);
+  yarn.set_yarn(MakeYarn(/*factor=*/4.0, /*original_positions=*/512));
   ModelDescription mixtral = qwen;
   mixtral.family = Family::kMixtral;
-  mixtral.query_key_norm = false;
-  mixtral.query_head_count = 6;
-  mixtral.head_size = 64;
-  mixtral.rms_epsilon = 1e-5;
+  mixtral.layers[0].attention = {.query_head_count = 6,
+                                 .kv_head_count = 2,
+                                 .head_size = 64,
+                                 .rotary = {.theta = 1e4, .size = 64, .pair_count = 32}};
+  mixtral.norm.epsilon = 1e-5;
   mixtral.expert_count = 8;
   mixtral.experts_per_token = 2;
   ModelDescription windowed = mixtral;
-  windowed.sliding_window = 37;
+  windowed.layers[0].attention.sliding_window = 37;
   return {{"qwen3", qwen},
           {"qwen3_unnormalized", unnormalized},
           {"qwen3_yarn", yarn},
@@ -102,8 +104,8 @@ Setting Exact() { return {at::TensorOptions(at::kCPU).dtype(at::kDouble)}; }
 at::Tensor RowsOfClearChoice(const ModelDescription& model, const LayerTensors& weights,
                              int64_t rows, uint64_t seed) {
   const at::Tensor candidates = Random({20 * rows, model.hidden_size}, seed, at::kBFloat16);
-  const at::Tensor normed = RmsNormForward(candidates.to(at::kDouble),
-                                           weights.post_norm.to(at::kDouble), model.rms_epsilon);
+  const at::Tensor normed =
+      RmsNormForward(candidates.to(at::kDouble), weights.post_norm.to(at::kDouble), model.norm);
   const at::Tensor logits = at::linear(normed, weights.router.to(at::kDouble));
   const at::Tensor largest = std::get<0>(at::topk(logits, model.experts_per_token + 1, 1));
   const at::Tensor margin = largest.select(1, model.experts_per_token - 1)

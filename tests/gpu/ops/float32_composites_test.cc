@@ -17,7 +17,7 @@ struct Result {
 
 Result RunAll(const ModelDescription& model, const std::vector<int64_t>& cu_seqlens,
               const Setting& setting) {
-  const LayerTensors layer = RandomLayer(model, MixtureKind::kRoutedExperts, 50);
+  const LayerTensors layer = RandomLayer(model, model.layer(0), 50);
   const LayerTensors weights = Moved(layer, setting.options);
   PackedBatch batch = MakePackedBatch(cu_seqlens);
   if (setting.gpu()) batch = OnGpu(std::move(batch));
@@ -32,11 +32,11 @@ Result RunAll(const ModelDescription& model, const std::vector<int64_t>& cu_seql
   result.gradients = ZeroGradients(weights);
   MixerSaved mixer;
   MixtureSaved mixture;
-  const MixtureKind kind = MixtureKind::kRoutedExperts;
-  const at::Tensor h = MixerForward(model, weights, x, batch, &mixer);
-  const at::Tensor y = MixtureForward(model, kind, weights, h_input, &mixture);
-  const at::Tensor dh = MixtureBackward(model, kind, weights, dy, mixture, &result.gradients);
-  const at::Tensor dx = MixerBackward(model, weights, dh, mixer, batch, &result.gradients);
+  const at::Tensor h = MixerForward(model, model.layer(0), weights, x, batch, &mixer);
+  const at::Tensor y = MixtureForward(model, model.layer(0), weights, h_input, &mixture);
+  const at::Tensor dh = MixtureBackward(model, model.layer(0), weights, dy, mixture, &result.gradients);
+  const at::Tensor dx =
+      MixerBackward(model, model.layer(0), weights, dh, mixer, batch, &result.gradients);
   HeadTensors head_gradients = {.final_norm = at::zeros_like(weights.input_norm),
                                 .head = at::zeros_like(head)};
   const HeadLossResult loss =

@@ -31,7 +31,8 @@ MixerResult RunMixer(const ModelDescription& model, const LayerTensors& layer,
     const at::Tensor dh = setting(Random({kTokens, model.hidden_size}, seed, at::kBFloat16));
     at::Tensor sum;
     for (const MixerSaved& part : saved) {
-      const at::Tensor dx = MixerBackward(model, weights, dh, part, batch, &result.gradients);
+      const at::Tensor dx =
+          MixerBackward(model, model.layer(0), weights, dh, part, batch, &result.gradients);
       sum = sum.defined() ? sum.add_(dx) : dx;
     }
     return saved.size() == 1 ? sum : FinishMixer(dh, sum);
@@ -39,13 +40,13 @@ MixerResult RunMixer(const ModelDescription& model, const LayerTensors& layer,
 
   std::vector<MixerSaved> saved(static_cast<size_t>(head_groups));
   if (head_groups == 1) {
-    result.h = MixerForward(model, weights, x, batch, &saved[0]);
+    result.h = MixerForward(model, model.layer(0), weights, x, batch, &saved[0]);
   } else {
-    const int64_t heads = model.query_head_count / head_groups;
+    const int64_t heads = model.layer(0).attention.query_head_count / head_groups;
     at::Tensor sum;
     for (int group = 0; group < head_groups; ++group) {
       const at::Tensor part =
-          MixerForward(model, weights, x, batch, &saved[static_cast<size_t>(group)],
+          MixerForward(model, model.layer(0), weights, x, batch, &saved[static_cast<size_t>(group)],
                        {.first = group * heads, .count = heads});
       sum = sum.defined() ? sum.add_(part) : part;
     }
@@ -60,8 +61,7 @@ MixerResult RunMixer(const ModelDescription& model, const LayerTensors& layer,
 
 TEST(MixerCudaTest, IsAsNearToTheTruthAsTheComposite) {
   for (const NamedModel& named : SmallCudaModels()) {
-    const LayerTensors layer =
-        RandomLayer(named.model, MixtureKind::kRoutedExperts, 10, at::kBFloat16);
+    const LayerTensors layer = RandomLayer(named.model, named.model.layer(0), 10, at::kBFloat16);
     for (const auto& [batch, cu_seqlens] : Batches()) {
       for (const int head_groups : {1, 2}) {
         const auto run = [&, &cu_seqlens = cu_seqlens](const Setting& setting) {
@@ -97,16 +97,17 @@ TEST(AttentionCudaTest, ManyTokensGiveWhatTheirDocumentsGiveAlone) {
   const auto values = [](int64_t heads, uint64_t seed) {
     return Random({kDocuments * kLength, heads, kSize}, seed, at::kBFloat16).to(at::kCUDA);
   };
-  const at::Tensor query = values(4, 1), key = values(1, 2), value = values(1, 3), dout = values(4, 4);
+  const at::Tensor query = values(4, 1), key = values(1, 2), value = values(1, 3),
+                   dout = values(4, 4);
   const auto run = [&](int64_t first, int64_t count) {
     const auto part = [&](const at::Tensor& x) {
       return x.narrow(0, first * kLength, count * kLength);
     };
-    const PackedBatch batch =
-        OnGpu(MakePackedBatch({starts.begin(), starts.begin() + count + 1}));
+    const PackedBatch batch = OnGpu(MakePackedBatch({starts.begin(), starts.begin() + count + 1}));
     const AttentionOutput forward =
-        CudaAttentionForward(part(query), part(key), part(value), batch, 0);
-    return CudaAttentionBackward(part(dout), part(query), part(key), part(value), forward, batch, 0);
+        CudaAttentionForward(part(query), part(key), part(value), batch, {});
+    return CudaAttentionBackward(part(dout), part(query), part(key), part(value), forward, batch,
+                                 {});
   };
   const AttentionGradients whole = run(0, kDocuments);
   const auto error = [&](const at::Tensor& all, const at::Tensor& alone, int64_t document) {

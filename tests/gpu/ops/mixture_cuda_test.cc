@@ -21,8 +21,8 @@ struct MixtureResult {
 
 struct MixtureCase {
   const ModelDescription& model;
-  MixtureKind kind;
-  const LayerTensors& layer;
+  LayerDescription layer;
+  const LayerTensors& weights;
   at::Tensor h;
   Chunks chunks;
   double balance = 0.0;
@@ -30,7 +30,7 @@ struct MixtureCase {
 };
 
 MixtureResult RunMixture(const MixtureCase& c, const Setting& setting) {
-  const LayerTensors weights = Moved(c.layer, setting.options);
+  const LayerTensors weights = Moved(c.weights, setting.options);
   const at::Tensor h = setting(c.h);
   MixtureResult result;
   result.gradients = ZeroGradients(weights);
@@ -39,18 +39,19 @@ MixtureResult RunMixture(const MixtureCase& c, const Setting& setting) {
   std::vector<MixtureSaved> saved(c.chunks.size());
   std::vector<at::Tensor> y;
   for (size_t i = 0; i < c.chunks.size(); ++i) {
-    y.push_back(MixtureForward(c.model, c.kind, weights, h, &saved[i],
+    y.push_back(MixtureForward(c.model, c.layer, weights, h, &saved[i],
                                {.tokens = c.chunks[i], .stats = &result.stats}));
   }
   result.y = at::cat(y);
-  const LoadBalanceTerm balance = c.kind == MixtureKind::kRoutedExperts
+  const LoadBalanceTerm balance = HasExperts(c.layer.mixture)
                                       ? MakeLoadBalanceTerm(result.stats, c.balance)
                                       : LoadBalanceTerm{};
   const auto backward = [&](uint64_t seed) {
     const at::Tensor dy = setting(Random(h.sizes(), seed, at::kBFloat16));
     std::vector<at::Tensor> dh;
     for (const MixtureSaved& part : saved) {
-      dh.push_back(MixtureBackward(c.model, c.kind, weights, dy, part, &result.gradients, balance));
+      dh.push_back(
+          MixtureBackward(c.model, c.layer, weights, dy, part, &result.gradients, balance));
     }
     return at::cat(dh);
   };
@@ -75,7 +76,7 @@ void Compare(const std::string& name, const MixtureCase& c) {
                    exact.gradients.*fields[i]);
   }
   EXPECT_EQ(gpu.stats.tokens, exact.stats.tokens);
-  if (c.kind == MixtureKind::kDense) return;
+  if (!HasExperts(c.layer.mixture)) return;
   EXPECT_TRUE(BitEqual(gpu.stats.count_E.to(at::kCPU), exact.stats.count_E)) << name;
   comparison.Add("probability", gpu.stats.probability_E, composite.stats.probability_E,
                  exact.stats.probability_E);
@@ -90,14 +91,15 @@ TEST(MixtureCudaTest, IsAsNearToTheTruthAsTheComposite) {
       {.first = 0, .count = 1}, {.first = 1, .count = 130}, {.first = 131, .count = kTokens - 131}};
   for (const NamedModel& named : SmallCudaModels()) {
     for (const MixtureKind kind : {MixtureKind::kRoutedExperts, MixtureKind::kDense}) {
-      const bool routed = kind == MixtureKind::kRoutedExperts;
-      const LayerTensors layer = RandomLayer(named.model, kind, 20, at::kBFloat16);
+      const bool routed = HasExperts(kind);
+      const LayerDescription description = LayerWith(named.model, kind);
+      const LayerTensors layer = RandomLayer(named.model, description, 20, at::kBFloat16);
       const at::Tensor h = routed ? RowsOfClearChoice(named.model, layer, kTokens, 1)
                                   : Random({kTokens, named.model.hidden_size}, 1, at::kBFloat16);
       const std::string name = named.name + (routed ? ", routed" : ", dense");
-      Compare(name, {named.model, kind, layer, h, whole});
-      Compare(name + ", token chunks", {named.model, kind, layer, h, chunks});
-      if (routed) Compare(name + ", balanced", {named.model, kind, layer, h, chunks, 700.0});
+      Compare(name, {named.model, description, layer, h, whole});
+      Compare(name + ", token chunks", {named.model, description, layer, h, chunks});
+      if (routed) Compare(name + ", balanced", {named.model, description, layer, h, chunks, 700.0});
     }
   }
 }
@@ -106,14 +108,14 @@ TEST(MixtureCudaTest, IsAsNearToTheTruthAsTheComposite) {
 TEST(MixtureCudaTest, ExpertsWithoutTokensKeepTheirGradients) {
   for (const NamedModel& named : SmallCudaModels()) {
     const ModelDescription& model = named.model;
-    LayerTensors layer = RandomLayer(model, MixtureKind::kRoutedExperts, 30, at::kBFloat16);
+    LayerTensors layer = RandomLayer(model, model.layer(0), 30, at::kBFloat16);
     layer.post_norm.fill_(1.0);
     layer.router.zero_();
     for (int64_t e = 0; e < model.experts_per_token; ++e) {
       layer.router.select(0, 2 * e).fill_(0.5 + 0.1 * static_cast<double>(e));
     }
     const double mark = 0.25;
-    const MixtureCase c = {model, MixtureKind::kRoutedExperts,
+    const MixtureCase c = {model, model.layer(0),
                            layer, Random({kTokens, model.hidden_size}, 6, at::kBFloat16).abs(),
                            {{}},  0.0,
                            mark};

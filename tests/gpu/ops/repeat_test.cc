@@ -18,10 +18,11 @@ struct LayerResult {
 };
 
 struct LayerCase {
-  LayerCase(const ModelDescription& model, MixtureKind kind, const std::vector<int64_t>& cu_seqlens)
+  LayerCase(const ModelDescription& model, const LayerDescription& layer,
+            const std::vector<int64_t>& cu_seqlens)
       : model(model),
-        kind(kind),
-        weights(Moved(RandomLayer(model, kind, 40, at::kBFloat16), Gpu().options)),
+        layer(layer),
+        weights(Moved(RandomLayer(model, layer, 40, at::kBFloat16), Gpu().options)),
         batch(OnGpu(MakePackedBatch(cu_seqlens))),
         x(Gpu()(Random({kTokens, model.hidden_size}, 1))),
         dy(Gpu()(Random({kTokens, model.hidden_size}, 2))),
@@ -36,23 +37,24 @@ struct LayerCase {
     RouterStats stats;
     MixerSaved mixer;
     MixtureSaved mixture;
-    at::Tensor h = MixerForward(model, weights, x, batch, replay ? nullptr : &mixer);
+    at::Tensor h =
+        MixerForward(model, model.layer(0), weights, x, batch, replay ? nullptr : &mixer);
     result.y =
-        MixtureForward(model, kind, weights, h, replay ? nullptr : &mixture, {.stats = &stats});
+        MixtureForward(model, layer, weights, h, replay ? nullptr : &mixture, {.stats = &stats});
     if (replay) {
-      h = MixerForward(model, weights, x, batch, &mixer);
-      MixtureForward(model, kind, weights, h, &mixture, {.stop_at_gate_up = true});
+      h = MixerForward(model, model.layer(0), weights, x, batch, &mixer);
+      MixtureForward(model, layer, weights, h, &mixture, {.stop_at_gate_up = true});
     }
     const LoadBalanceTerm balance =
-        kind == MixtureKind::kRoutedExperts ? MakeLoadBalanceTerm(stats, 0.1) : LoadBalanceTerm{};
+        HasExperts(layer.mixture) ? MakeLoadBalanceTerm(stats, 0.1) : LoadBalanceTerm{};
     const at::Tensor dh =
-        MixtureBackward(model, kind, weights, dy, mixture, &result.gradients, balance);
-    result.dx = MixerBackward(model, weights, dh, mixer, batch, &result.gradients);
+        MixtureBackward(model, layer, weights, dy, mixture, &result.gradients, balance);
+    result.dx = MixerBackward(model, model.layer(0), weights, dh, mixer, batch, &result.gradients);
     return result;
   }
 
   const ModelDescription model;
-  const MixtureKind kind;
+  const LayerDescription layer;
   const LayerTensors weights;
   const PackedBatch batch;
   const at::Tensor x;
@@ -64,10 +66,11 @@ std::vector<LayerCase> Cases() {
   std::vector<LayerCase> cases;
   for (const NamedModel& named : SmallCudaModels()) {
     for (const auto& [name, cu_seqlens] : Batches()) {
-      cases.emplace_back(named.model, MixtureKind::kRoutedExperts, cu_seqlens);
+      cases.emplace_back(named.model, named.model.layer(0), cu_seqlens);
     }
   }
-  cases.emplace_back(SmallCudaModels()[0].model, MixtureKind::kDense, Batches()[1].second);
+  const ModelDescription dense = SmallCudaModels()[0].model;
+  cases.emplace_back(dense, LayerWith(dense, MixtureKind::kDense), Batches()[1].second);
   return cases;
 }
 
