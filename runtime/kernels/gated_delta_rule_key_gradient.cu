@@ -88,7 +88,7 @@ __device__ __forceinline__ void AddPair(float (&sums)[8][4], int n, const uint32
 __device__ __forceinline__ void AddFromState(float (&dquery)[8][4], float (&dkey)[8][4],
                                              const unsigned char* shared, const Part& part,
                                              float low, float high) {
-#pragma unroll
+#pragma unroll 2
   for (int k = 0; k < 8; ++k) {
     uint32_t doutput[4], dread[4];
     LoadFactorA<kDeltaHeadSize>(doutput, shared + kOutputGradient, part.row, k * 16);
@@ -108,7 +108,7 @@ __device__ __forceinline__ void AddFromState(float (&dquery)[8][4], float (&dkey
 __device__ __forceinline__ void AddFromStateGradient(float (&dkey)[8][4],
                                                      const unsigned char* shared, const Part& part,
                                                      float low, float high) {
-#pragma unroll
+#pragma unroll 2
   for (int k = 0; k < 8; ++k) {
     uint32_t written[4];
     LoadFactorATransposed<kDeltaChunk>(written, shared + kWritten, part.row, k * 16);
@@ -279,12 +279,14 @@ __global__ void __launch_bounds__(kThreads, 2)
     CommitCopies();
     WaitForCopies<0>();
     __syncthreads();
-    const float2 queries_before = RowSums(shared + kQuery, part, dquery);
-    const float2 keys_before = RowSums(shared + kKey, part, dkey);
-    AddFromState(dquery, dkey, shared, part, scale * gates[kSinceStart * kDeltaChunk + row],
+    const unsigned char* tiles = shared + UnknownZero();
+    const float2 queries_before = RowSums(tiles + kQuery, part, dquery);
+    const float2 keys_before = RowSums(tiles + kKey, part, dkey);
+    AddFromState(dquery, dkey, tiles, part, scale * gates[kSinceStart * kDeltaChunk + row],
                  scale * gates[kSinceStart * kDeltaChunk + row + 8]);
-    const float2 queries_after = RowSums(shared + kQuery, part, dquery);
-    const float2 keys_after = RowSums(shared + kKey, part, dkey);
+    tiles = shared + UnknownZero();
+    const float2 queries_after = RowSums(tiles + kQuery, part, dquery);
+    const float2 keys_after = RowSums(tiles + kKey, part, dkey);
     __syncthreads();
 
     LoadTileAsync<kDeltaHeadSize, kThreads, kDeltaHeadSize>(
@@ -306,10 +308,11 @@ __global__ void __launch_bounds__(kThreads, 2)
     CommitCopies();
     WaitForCopies<0>();
     __syncthreads();
-    AddFromStateGradient(dkey, shared, part, gates[kUntilEnd * kDeltaChunk + row],
+    tiles = shared + UnknownZero();
+    AddFromStateGradient(dkey, tiles, part, gates[kUntilEnd * kDeltaChunk + row],
                          gates[kUntilEnd * kDeltaChunk + row + 8]);
-    const float2 keys_last = RowSums(shared + kKey, part, dkey);
-    AddWithinChunk(dquery, dkey, shared, part);
+    const float2 keys_last = RowSums(tiles + kKey, part, dkey);
+    AddWithinChunk(dquery, dkey, shared + UnknownZero(), part);
     if (lane % 4 == 0) {
       float* const from_here = rows + (kFromHere * 2 + part.column / 64) * kDeltaChunk + row;
       float* const until_here = rows + (kUntilHere * 2 + part.column / 64) * kDeltaChunk + row;

@@ -41,6 +41,14 @@ __device__ __forceinline__ uint32_t SharedAddressOf(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// Zero, which the compiler does not know: addresses that depend on it are made where they are used,
+// rather than before a loop and kept in registers.
+__device__ __forceinline__ int UnknownZero() {
+  int zero;
+  asm volatile("mov.s32 %0, 0;" : "=r"(zero));
+  return zero;
+}
+
 // Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void LoadMatrices(uint32_t (&matrix)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -177,7 +185,7 @@ __device__ __forceinline__ void LoadTileAsync(unsigned char* tile, const void* s
                                               int64_t row_stride_elements, int valid_rows) {
   constexpr int kPieces = kColumns / 8;
   static_assert(kRows * kPieces % kThreads == 0);
-#pragma unroll
+#pragma unroll 4
   for (int i = 0; i < kRows * kPieces / kThreads; ++i) {
     const int index = i * kThreads + threadIdx.x;
     const int row = index / kPieces, piece = index % kPieces;
