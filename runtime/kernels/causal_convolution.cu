@@ -1,5 +1,4 @@
 #include "runtime/kernels/causal_convolution.cuh"
-
 #include "runtime/kernels/launch.h"
 
 namespace oom {
@@ -71,8 +70,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void ContextKernel(CausalConvolutionShape shape, CausalConvolutionKernelInput input,
                               __nv_bfloat16* context_DPC) {
   const int64_t channels = shape.channels();
-  const int64_t channel =
-      (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kLaneChannels;
+  const int64_t channel = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kLaneChannels;
   if (channel >= channels) return;
   const int64_t document = blockIdx.x / kContextRows;
   const int64_t start = input.cu_seqlens[document];

@@ -76,11 +76,10 @@ struct ConvolutionLane {
   __device__ ConvolutionRow RowOrContext(const DocumentCursor& at, int64_t row) const {
     if (row >= 0) return Row(at.start() + row, true);
     if (input.context_DPC == nullptr) return {};
-    return Load<true, kLaneChannels>(input.context_DPC +
-                                         (at.document() * kContextRows + kContextRows + row) *
-                                             channels +
-                                         channel,
-                                     1);
+    return Load<true, kLaneChannels>(
+        input.context_DPC + (at.document() * kContextRows + kContextRows + row) * channels +
+            channel,
+        1);
   }
 
   CausalConvolutionKernelInput input;

@@ -1,15 +1,15 @@
-// The delta rule's inputs from a projection's output: depthwise causal convolution of four taps, SiLU,
-// and q and k brought to length 1, in one pass; formulas as in runtime/ops/causal_convolution and
-// l2_norm:
+// The delta rule's inputs from a projection's output: depthwise causal convolution of four taps,
+// SiLU, and q and k brought to length 1, in one pass; formulas as in runtime/ops/causal_convolution
+// and l2_norm:
 //   c_t = sum_j w_j x_{t-3+j};  u = silu(c);  q, k = u r, r = (sum(u^2) + 1e-6)^(-1/2);  v = u.
 // Backward: du = r (dq - q sum(dq q)) or dv;  dc = du silu'(c);  dx_t = sum_j w_j dc_{t+3-j};
 //   dw_j += sum_t dc_t x_{t-3+j}; likewise the contexts, the three rows before a document's first
 //   token and its last three.
 // Shapes: T tokens, D documents, C = 2 key_width + value_width channels (q, then k, then v), all
 // widths multiples of the head size 128; x [T, C], w [C, 4], contexts [D, 3, C]. Arithmetic is FP32
-// and nothing between x and the results is rounded; q and k are FP16, which the rule's products take.
-// Forward keeps nothing. The order of sums follows from the shape. Arguments must not alias; rows
-// are aligned to 16 bytes.
+// and nothing between x and the results is rounded; q and k are FP16, which the rule's products
+// take. Forward keeps nothing. The order of sums follows from the shape. Arguments must not alias;
+// rows are aligned to 16 bytes.
 
 #pragma once
 

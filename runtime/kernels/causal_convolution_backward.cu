@@ -223,9 +223,9 @@ __global__ void __launch_bounds__(32)
       for (int j = 0; j <= row; ++j) dcontext[i] += lane.weight[j][i] * sums[row - j][i];
       // A document shorter than its context hands rows on.
       if (row >= length && doutput.context_DPC != nullptr) {
-        dcontext[i] += doutput.context_DPC[(document * kContextRows + row - length) *
-                                               lane.channels +
-                                           lane.channel + i];
+        dcontext[i] +=
+            doutput.context_DPC[(document * kContextRows + row - length) * lane.channels +
+                                lane.channel + i];
       }
     }
     Store<true>(dcontext_DPC + (document * kContextRows + row) * lane.channels + lane.channel,
@@ -254,8 +254,8 @@ void CausalConvolutionBackward(const CausalConvolutionShape& shape,
   const int64_t rows = internal::PartialRows(shape.tokens);
   float* const partials = static_cast<float*>(scratch);
   internal::ConvolutionBackwardKernel<<<dim3(heads, static_cast<unsigned>(rows)),
-                                        internal::kThreads, 0, stream>>>(
-      shape, input, doutput, gradients.x_TC, partials);
+                                        internal::kThreads, 0, stream>>>(shape, input, doutput,
+                                                                         gradients.x_TC, partials);
   if (gradients.context_DPC != nullptr) {
     internal::ContextGradientKernel<<<dim3(static_cast<unsigned>(shape.documents), heads), 32, 0,
                                       stream>>>(shape, input, doutput, gradients.context_DPC);

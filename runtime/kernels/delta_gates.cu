@@ -1,7 +1,6 @@
-#include "runtime/kernels/delta_gates.h"
-
 #include <algorithm>
 
+#include "runtime/kernels/delta_gates.h"
 #include "runtime/kernels/launch.h"
 #include "runtime/kernels/partial_rows.h"
 

@@ -1,8 +1,7 @@
-#include "runtime/kernels/gated_delta_rule.h"
-
 #include <algorithm>
 
 #include "runtime/base/check.h"
+#include "runtime/kernels/gated_delta_rule.h"
 #include "runtime/kernels/gated_delta_rule_stages.h"
 
 namespace oom {

@@ -1,5 +1,5 @@
-// The gated delta rule of packed documents, forward and backward, on tensor cores; formulas, letters
-// and chunks as in runtime/ops/gated_delta_rule.h. Heads are of 128, keys and values alike.
+// The gated delta rule of packed documents, forward and backward, on tensor cores; formulas,
+// letters and chunks as in runtime/ops/gated_delta_rule.h. Heads are of 128, keys and values alike.
 //
 // Stages, each parallel over chunks and heads but for the two that carry the state, which go
 // through a document's chunks one after another:
@@ -9,9 +9,9 @@
 //   gradient  dP, dB, dL within the chunk; then dq and dk, a key head's value heads in order; dg.
 //
 // Precision: factors of products are FP16, sums, gates and carried states FP32, A is inverted in
-// FP32. FP16 rounds eight times finer than BF16, and its range is met thus: q and k are of length 1;
-// backward scales each value head's gradients by a power of two, undone at its results. REQUIRES:
-// |v| and the elements of states below 2^12 or so; what is far above becomes infinite.
+// FP32. FP16 rounds eight times finer than BF16, and its range is met thus: q and k are of length
+// 1; backward scales each value head's gradients by a power of two, undone at its results.
+// REQUIRES: |v| and the elements of states below 2^12 or so; what is far above becomes infinite.
 // The order of all sums follows from the shape and the chunks: results repeat bit for bit.
 // No call allocates or waits; scratch is the caller's. Shapes: T tokens, G key heads, N value heads
 // (N a multiple of G; value head n reads key head n / (N / G)), D documents, K = V = 128; all
@@ -55,14 +55,14 @@ struct GatedDeltaRuleShape {
 };
 
 struct GatedDeltaRuleKernelInput {
-  const DeltaChunk* chunks = nullptr;         // On the device.
-  const int32_t* document_chunks = nullptr;   // On the device.
-  const __half* query_TGK = nullptr;          // Both of length 1.
+  const DeltaChunk* chunks = nullptr;        // On the device.
+  const int32_t* document_chunks = nullptr;  // On the device.
+  const __half* query_TGK = nullptr;         // Both of length 1.
   const __half* key_TGK = nullptr;
   const __nv_bfloat16* value_TNV = nullptr;
-  const float* log_decay_TN = nullptr;        // At most 0.
-  const float* beta_TN = nullptr;             // Within [0, 1].
-  const float* state_DNKV = nullptr;          // Null: zeros.
+  const float* log_decay_TN = nullptr;  // At most 0.
+  const float* beta_TN = nullptr;       // Within [0, 1].
+  const float* state_DNKV = nullptr;    // Null: zeros.
 };
 
 struct GatedDeltaRuleKernelOutput {

@@ -2,8 +2,8 @@
 //   dB = dR W.T;  dP = do R.T;  dA = D * dB diag(beta);
 //   dL = strict lower triangle of -A.T dA A.T;  Z = diag(beta) dL;  s D * dP;
 //   dbeta_j = sum_i (D * dB * A)_ij + sum_i (dL * k k.T)_ji;
-//   dG from D: row sums less column sums of D * dB * A diag(beta) + dP * P, below the diagonal: on it
-//   both are the same.
+//   dG from D: row sums less column sums of D * dB * A diag(beta) + dP * P, below the diagonal: on
+//   it both are the same.
 // A warp has 16 rows of every square, and of those the columns up to its last row's. Only dA is
 // another warp's factor.
 
@@ -30,8 +30,8 @@ constexpr int kWritten = kOutputGradient + kTileBytes;
 constexpr int kInverse = kWritten + kTileBytes;
 constexpr int kScores = kInverse + kSquareBytes;
 constexpr int kGates = kScores + kSquareBytes;
-constexpr int kRows = kGates + kGateRows * kDeltaChunk * 4;   // [2][64]
-constexpr int kColumns = kRows + 2 * kDeltaChunk * 4;         // [kWarps][2][64]
+constexpr int kRows = kGates + kGateRows * kDeltaChunk * 4;  // [2][64]
+constexpr int kColumns = kRows + 2 * kDeltaChunk * 4;        // [kWarps][2][64]
 constexpr int kSharedBytes = kColumns + kWarps * 2 * kDeltaChunk * 4;
 
 enum Kind { kOfSum = 0, kOfBeta = 1 };
@@ -65,8 +65,8 @@ __device__ __forceinline__ float Between(const float* gates, const Element& at) 
 }
 
 __device__ __forceinline__ float2 SquarePair(const unsigned char* square, const Element& at) {
-  return UnpackHalves(*reinterpret_cast<const uint32_t*>(
-      square + PairOffset<kDeltaChunk>(at.row, at.column)));
+  return UnpackHalves(
+      *reinterpret_cast<const uint32_t*>(square + PairOffset<kDeltaChunk>(at.row, at.column)));
 }
 
 // Rows of `sums` as FP16, those behind the warp's last column as zeros.
@@ -149,12 +149,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   LoadTileAsync<kDeltaChunk, kThreads, kDeltaHeadSize>(shared + kWrittenGradient,
                                                        scratch.dwritten + tile * kTokenElements,
                                                        kDeltaChunk, kDeltaHeadSize);
-  LoadTileAsync<kDeltaChunk, kThreads, kDeltaHeadSize>(shared + kMissing,
-                                                       scratch.missing + tile * kTokenElements,
-                                                       kDeltaChunk, kDeltaHeadSize);
-  LoadTileAsync<kDeltaChunk, kThreads, kDeltaChunk>(shared + kInverse,
-                                                    scratch.inverse + tile * kSquareElements,
-                                                    kDeltaChunk, kDeltaChunk);
+  LoadTileAsync<kDeltaChunk, kThreads, kDeltaHeadSize>(
+      shared + kMissing, scratch.missing + tile * kTokenElements, kDeltaChunk, kDeltaHeadSize);
+  LoadTileAsync<kDeltaChunk, kThreads, kDeltaChunk>(
+      shared + kInverse, scratch.inverse + tile * kSquareElements, kDeltaChunk, kDeltaChunk);
   if (threadIdx.x < kGateRows * kDeltaChunk / 4) {
     CopyPieceAsync(shared + kGates + threadIdx.x * 16,
                    scratch.gates + tile * kGateRows * kDeltaChunk + threadIdx.x * 4, true);
@@ -165,9 +163,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       shared + kOutputGradient,
       scratch.doutput + chunk.first * value_stride + head * kDeltaHeadSize, value_stride,
       chunk.count);
-  LoadTileAsync<kDeltaChunk, kThreads, kDeltaHeadSize>(shared + kWritten,
-                                                       scratch.written + tile * kTokenElements,
-                                                       kDeltaChunk, kDeltaHeadSize);
+  LoadTileAsync<kDeltaChunk, kThreads, kDeltaHeadSize>(
+      shared + kWritten, scratch.written + tile * kTokenElements, kDeltaChunk, kDeltaHeadSize);
   LoadTileAsync<kDeltaChunk, kThreads, kDeltaChunk>(
       shared + kScores, scratch.scores + tile * kSquareElements, kDeltaChunk, kDeltaChunk);
   CommitCopies();
@@ -206,9 +203,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const Element at(n, 2 * half + e);
-          const float dwrite = at.column <= at.row
-                                   ? Between(gates, at) * sums[n][2 * half + e]
-                                   : 0.0f;
+          const float dwrite =
+              at.column <= at.row ? Between(gates, at) * sums[n][2 * half + e] : 0.0f;
           const float beta = gates[kBeta * kDeltaChunk + at.column];
           const float along = dwrite * (e == 0 ? inverse.x : inverse.y);
           of_beta[e] += along;

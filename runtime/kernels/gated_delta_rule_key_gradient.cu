@@ -2,11 +2,12 @@
 //   dq: s e^G do S.T + (s D * dP) k;
 //   dk: -e^G dW S.T + e^(G_last - G) R E.T + (s D * dP).T q + (Z + Z.T) k.
 // dG is row sums of q and k with the first three of these, the second with dk's as it grows:
-//   dg_t = sum_{i >= t} (dG from D + q * dq's + k * -e^G dW S.T)_i + sum_{i < t} (k * e^(..) R E.T)_i
+//   dg_t = sum_{i >= t} (dG from D + q * dq's + k * -e^G dW S.T)_i + sum_{i < t} (k * e^(..) R
+//   E.T)_i
 //          + e^G_last <E, S>.
-// Eight warps: four times 16 rows, twice 64 columns. k and q stay; two places of 32 KiB take first S
-// with do and e^G dW, then E beside S, then R and the squares beside E: 99 KiB are all that a block
-// has on architecture 89, and let two blocks share a multiprocessor elsewhere.
+// Eight warps: four times 16 rows, twice 64 columns. k and q stay; two places of 32 KiB take first
+// S with do and e^G dW, then E beside S, then R and the squares beside E: 99 KiB are all that a
+// block has on architecture 89, and let two blocks share a multiprocessor elsewhere.
 
 #include "runtime/kernels/gated_delta_rule_scale.cuh"
 #include "runtime/kernels/gated_delta_rule_stages.h"
@@ -190,8 +191,8 @@ __device__ __forceinline__ void StoreDecayGradient(const unsigned char* shared, 
   };
   double dot = 0.0;
   for (int i = 0; i < kThreads / 32; ++i) dot += reinterpret_cast<const float*>(shared + kDots)[i];
-  const double whole = reinterpret_cast<const float*>(shared + kGates)[kSinceStart * kDeltaChunk +
-                                                                       kDeltaChunk - 1];
+  const double whole =
+      reinterpret_cast<const float*>(shared + kGates)[kSinceStart * kDeltaChunk + kDeltaChunk - 1];
   double here[2], until[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -212,8 +213,8 @@ __device__ __forceinline__ void StoreDecayGradient(const unsigned char* shared, 
   for (int i = 0; i < 2; ++i) {
     const int token = 2 * lane + i;
     if (token >= chunk.count) continue;
-    const double sum = (i == 0 ? from_here + before : from_here - here[0] + before + until[0]) +
-                       whole * dot;
+    const double sum =
+        (i == 0 ? from_here + before : from_here - here[0] + before + until[0]) + whole * dot;
     dlog_decay_TN[(chunk.first + token) * heads + head] = static_cast<float>(unit * sum);
   }
 }
@@ -253,12 +254,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   const float unit = 1.0f / GradientScale(scratch.magnitude[key_head]);
   const int row = part.row + lane / 4;
 
-  LoadTileAsync<kDeltaHeadSize, kThreads, kDeltaChunk>(shared + kKey,
-                                                       stage.input.key_TGK + key_place, key_stride,
-                                                       chunk.count);
-  LoadTileAsync<kDeltaHeadSize, kThreads, kDeltaChunk>(shared + kQuery,
-                                                       stage.input.query_TGK + key_place,
-                                                       key_stride, chunk.count);
+  LoadTileAsync<kDeltaHeadSize, kThreads, kDeltaChunk>(
+      shared + kKey, stage.input.key_TGK + key_place, key_stride, chunk.count);
+  LoadTileAsync<kDeltaHeadSize, kThreads, kDeltaChunk>(
+      shared + kQuery, stage.input.query_TGK + key_place, key_stride, chunk.count);
   float dquery[8][4] = {}, dkey[8][4] = {};
   for (int member = 0; member < group; ++member) {
     const int head = key_head * group + member;
@@ -269,9 +268,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         shared + kOutputGradient,
         scratch.doutput + chunk.first * value_stride + head * kDeltaHeadSize, value_stride,
         chunk.count);
-    LoadTileAsync<kDeltaChunk, kThreads, kDeltaHeadSize>(shared + kReadGradient,
-                                                         scratch.dread + tile * kTokenElements,
-                                                         kDeltaChunk, kDeltaHeadSize);
+    LoadTileAsync<kDeltaChunk, kThreads, kDeltaHeadSize>(
+        shared + kReadGradient, scratch.dread + tile * kTokenElements, kDeltaChunk, kDeltaHeadSize);
     if (threadIdx.x < kGateRows * kDeltaChunk / 4) {
       CopyPieceAsync(shared + kGates + threadIdx.x * 16,
                      scratch.gates + tile * kGateRows * kDeltaChunk + threadIdx.x * 4, true);
@@ -289,18 +287,17 @@ __global__ void __launch_bounds__(kThreads, 2)
     const float2 keys_after = RowSums(tiles + kKey, part, dkey);
     __syncthreads();
 
-    LoadTileAsync<kDeltaHeadSize, kThreads, kDeltaHeadSize>(
-        shared + kStateGradient, scratch.dstates + tile * kStateElements, kDeltaHeadSize,
-        kDeltaHeadSize);
+    LoadTileAsync<kDeltaHeadSize, kThreads, kDeltaHeadSize>(shared + kStateGradient,
+                                                            scratch.dstates + tile * kStateElements,
+                                                            kDeltaHeadSize, kDeltaHeadSize);
     CommitCopies();
     WaitForCopies<0>();
     __syncthreads();
     const float dot = StateProduct(shared);
     __syncthreads();
 
-    LoadTileAsync<kDeltaChunk, kThreads, kDeltaHeadSize>(shared + kWritten,
-                                                         scratch.written + tile * kTokenElements,
-                                                         kDeltaChunk, kDeltaHeadSize);
+    LoadTileAsync<kDeltaChunk, kThreads, kDeltaHeadSize>(
+        shared + kWritten, scratch.written + tile * kTokenElements, kDeltaChunk, kDeltaHeadSize);
     LoadTileAsync<kDeltaChunk, kThreads, kDeltaChunk>(
         shared + kScores, scratch.scores + tile * kSquareElements, kDeltaChunk, kDeltaChunk);
     LoadTileAsync<kDeltaChunk, kThreads, kDeltaChunk>(

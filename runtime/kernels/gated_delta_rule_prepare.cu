@@ -163,7 +163,8 @@ __device__ void InvertBelow(const float* lower, float* inverse, int column) {
 }
 
 // B and, if wanted, A, eight columns a thread at a time.
-__device__ void StoreInverse(const float* inverse, const float* gates, __half* write, __half* kept) {
+__device__ void StoreInverse(const float* inverse, const float* gates, __half* write,
+                             __half* kept) {
 #pragma unroll
   for (int step = 0; step < kSquareElements / 8 / kThreads; ++step) {
     const int index = step * kThreads + threadIdx.x;
@@ -174,11 +175,10 @@ __device__ void StoreInverse(const float* inverse, const float* gates, __half* w
       for (int e = 0; e < 8; ++e) {
         if (column + e > row) continue;
         a[e] = inverse[row * kStride + column + e];
-        b[e] = a[e] * Between(gates, row, column + e) *
-               gates[kBeta * kDeltaChunk + column + e];
+        b[e] = a[e] * Between(gates, row, column + e) * gates[kBeta * kDeltaChunk + column + e];
       }
     }
-    const auto store = [&](__half* square, const float (&x)[8]) {
+    const auto store = [&](__half* square, const float(&x)[8]) {
       reinterpret_cast<uint4*>(square)[index] =
           make_uint4(PackHalves(x[0], x[1]), PackHalves(x[2], x[3]), PackHalves(x[4], x[5]),
                      PackHalves(x[6], x[7]));
@@ -252,8 +252,7 @@ __global__ void __launch_bounds__(kThreads, 2) PrepareKernel(DeltaStage stage, f
           score[e] = column <= row
                          ? scale * Between(gates, row, column) * query_products[n][2 * half + e]
                          : 0.0f;
-          (e == 0 ? below.x : below.y) =
-              column < row ? beta * key_products[n][2 * half + e] : 0.0f;
+          (e == 0 ? below.x : below.y) = column < row ? beta * key_products[n][2 * half + e] : 0.0f;
         }
         words[n] = PackHalves(score[0], score[1]);
         *reinterpret_cast<float2*>(lower + row * kStride + 8 * n + 2 * (lane % 4)) = below;
@@ -278,8 +277,8 @@ void PrepareDeltaChunks(const DeltaStage& stage, cudaStream_t stream) {
   const int group = stage.shape.value_heads / stage.shape.key_heads;
   const int shared_bytes =
       kFixedBytes + group * kGateRows * kDeltaChunk * static_cast<int>(sizeof(float));
-  static_cast<void>(cudaFuncSetAttribute(
-      PrepareKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  static_cast<void>(cudaFuncSetAttribute(PrepareKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         shared_bytes));
   const auto blocks = static_cast<unsigned>(stage.shape.chunks * stage.shape.key_heads);
   PrepareKernel<<<blocks, kThreads, shared_bytes, stream>>>(
       stage, 1.0f / sqrtf(static_cast<float>(kDeltaHeadSize)));

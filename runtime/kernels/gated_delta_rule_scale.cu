@@ -1,8 +1,7 @@
-// The greatest gradient of each key head's value heads, then the scaled FP16 copy of the output's gradient.
-// A maximum does not depend on the order in which it is taken.
+// The greatest gradient of each key head's value heads, then the scaled FP16 copy of the output's
+// gradient. A maximum does not depend on the order in which it is taken.
 
 #include "runtime/kernels/gated_delta_rule_scale.cuh"
-
 #include "runtime/kernels/gated_delta_rule_stages.h"
 #include "runtime/kernels/launch.h"
 #include "runtime/kernels/tensor_fragments.cuh"
@@ -24,8 +23,8 @@ __device__ uint32_t GreatestOfRows(const float* first, int64_t rows, int64_t str
 #pragma unroll 4
   for (int64_t row = int64_t{blockIdx.y} * kWarps + threadIdx.x / 32; row < rows; row += step) {
     const float4 x = reinterpret_cast<const float4*>(first + row * stride)[lane];
-    greatest = max(greatest, max(max(Magnitude(x.x), Magnitude(x.y)),
-                                 max(Magnitude(x.z), Magnitude(x.w))));
+    greatest = max(greatest,
+                   max(max(Magnitude(x.x), Magnitude(x.y)), max(Magnitude(x.z), Magnitude(x.w))));
   }
   return greatest;
 }
@@ -34,15 +33,14 @@ __global__ void __launch_bounds__(kThreads)
     MagnitudeKernel(GatedDeltaRuleShape shape, GatedDeltaRuleOutputGradient doutput,
                     uint32_t* magnitude_G) {
   const int head = blockIdx.x;
-  uint32_t greatest =
-      GreatestOfRows(doutput.output_TNV + int64_t{head} * kDeltaHeadSize, shape.tokens,
-                     int64_t{shape.value_heads} * kDeltaHeadSize);
+  uint32_t greatest = GreatestOfRows(doutput.output_TNV + int64_t{head} * kDeltaHeadSize,
+                                     shape.tokens, int64_t{shape.value_heads} * kDeltaHeadSize);
   if (doutput.state_DNKV != nullptr) {
     for (int64_t document = 0; document < shape.documents; ++document) {
-      greatest = max(greatest, GreatestOfRows(doutput.state_DNKV +
-                                                  (document * shape.value_heads + head) *
-                                                      kStateElements,
-                                              kDeltaHeadSize, kDeltaHeadSize));
+      greatest =
+          max(greatest, GreatestOfRows(doutput.state_DNKV +
+                                           (document * shape.value_heads + head) * kStateElements,
+                                       kDeltaHeadSize, kDeltaHeadSize));
     }
   }
 #pragma unroll
@@ -61,8 +59,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t vector = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (vector >= vectors) return;
   const int64_t head = vector / (kDeltaHeadSize / 8) % shape.value_heads;
-  const float scale =
-      GradientScale(magnitude_G[head / (shape.value_heads / shape.key_heads)]);
+  const float scale = GradientScale(magnitude_G[head / (shape.value_heads / shape.key_heads)]);
   const float4 a = reinterpret_cast<const float4*>(doutput)[2 * vector];
   const float4 b = reinterpret_cast<const float4*>(doutput)[2 * vector + 1];
   reinterpret_cast<uint4*>(scaled)[vector] =
@@ -75,8 +72,8 @@ __global__ void __launch_bounds__(kThreads)
 void ScaleDeltaGradients(const DeltaStage& stage, const GatedDeltaRuleOutputGradient& doutput,
                          cudaStream_t stream) {
   const GatedDeltaRuleShape& shape = stage.shape;
-  static_cast<void>(cudaMemsetAsync(stage.scratch.magnitude, 0,
-                                    shape.key_heads * sizeof(uint32_t), stream));
+  static_cast<void>(
+      cudaMemsetAsync(stage.scratch.magnitude, 0, shape.key_heads * sizeof(uint32_t), stream));
   MagnitudeKernel<<<dim3(static_cast<unsigned>(shape.value_heads), kBlocksOfHead), kThreads, 0,
                     stream>>>(shape, doutput, stage.scratch.magnitude);
   const int64_t vectors = shape.tokens * shape.value_heads * (kDeltaHeadSize / 8);

@@ -1,8 +1,8 @@
-// The power of two that backward of the gated delta rule multiplies the gradients of a key head's value
-// heads with, so that FP16 holds them: the greatest becomes 4 to 8. Between that and the least number
-// of full precision there are 16 powers of two, and 13 between it and the greatest number, for what
-// adds up over tokens. One for all value heads of a key head, since dq and dk are their sums. Device
-// code, internal to this folder.
+// The power of two that backward of the gated delta rule multiplies the gradients of a key head's
+// value heads with, so that FP16 holds them: the greatest becomes 4 to 8. Between that and the
+// least number of full precision there are 16 powers of two, and 13 between it and the greatest
+// number, for what adds up over tokens. One for all value heads of a key head, since dq and dk are
+// their sums. Device code, internal to this folder.
 
 #pragma once
 

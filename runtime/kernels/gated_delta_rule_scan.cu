@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 4 ? 2 : 4)
   const int warp_v = static_cast<int>(threadIdx.x / 32) * 16;
   const int first = stage.input.document_chunks[place.document];
   const int end = stage.input.document_chunks[place.document + 1];
-  const int64_t state_place = (place.document * stage.shape.value_heads + place.head) *
-                                  int64_t{kStateElements} +
-                              place.first_v + warp_v;
+  const int64_t state_place =
+      (place.document * stage.shape.value_heads + place.head) * int64_t{kStateElements} +
+      place.first_v + warp_v;
 
   float state[16][4];
   LoadState(state,
@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 4 ? 2 : 4)
       uint32_t value[4];
       const int lane = threadIdx.x % 32;
       LoadMatricesTransposed(value, tiles + L::kValue +
-                                        PieceOffset<L::kColumns>(
-                                            8 * n, lane / 16 * 8 + lane % 8, warp_v, lane / 8 % 2));
+                                        PieceOffset<L::kColumns>(8 * n, lane / 16 * 8 + lane % 8,
+                                                                 warp_v, lane / 8 % 2));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float2 gate = GatePair(gates, kSinceStart, n + i);
@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 4 ? 2 : 4)
     }
     ScaleTokens(written, gates, kUntilEnd, 1.0f);
     Factors(factor, written);
-    const float whole = reinterpret_cast<const float*>(gates)[kSinceStart * kDeltaChunk +
-                                                              kDeltaChunk - 1];
+    const float whole =
+        reinterpret_cast<const float*>(gates)[kSinceStart * kDeltaChunk + kDeltaChunk - 1];
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
 #pragma unroll

@@ -1,7 +1,7 @@
-// What the two passes through a document's chunks share. A warp has 16 columns of v and nothing to do
-// with other warps but that they read the same tiles: it holds the transpose of a state, [16, K], and
-// everything else transposed too, so that each product's result is the next one's factor. Device
-// code, internal to this folder.
+// What the two passes through a document's chunks share. A warp has 16 columns of v and nothing to
+// do with other warps but that they read the same tiles: it holds the transpose of a state, [16,
+// K], and everything else transposed too, so that each product's result is the next one's factor.
+// Device code, internal to this folder.
 
 #pragma once
 
@@ -13,8 +13,9 @@ namespace oom::internal {
 inline constexpr int kTileBytes = kTokenElements * 2;
 inline constexpr int kSquareBytes = kSquareElements * 2;
 inline constexpr int kGateBytes = kGateRows * kDeltaChunk * 4;
-// Where a block's tiles lie in shared memory. Those of a chunk fill a stage, of which there are two:
-// while one chunk is worked on, the next one's are under way. q's tile is apart and has one place.
+// Where a block's tiles lie in shared memory. Those of a chunk fill a stage, of which there are
+// two: while one chunk is worked on, the next one's are under way. q's tile is apart and has one
+// place.
 template <int kWarps>
 struct ScanLayout {
   static constexpr int kColumns = 16 * kWarps;
@@ -59,7 +60,8 @@ __device__ __forceinline__ void StoreState(__half* state, int first_v, const uin
 }
 
 // S.T of 16 columns of v from and to [K, V].
-__device__ __forceinline__ void LoadState(float (&state)[16][4], const float* from_KV, float factor) {
+__device__ __forceinline__ void LoadState(float (&state)[16][4], const float* from_KV,
+                                          float factor) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
@@ -209,9 +211,8 @@ __device__ __forceinline__ void LoadStage(const DeltaStage& stage, const ScanPla
   const int64_t tile = chunk_index * stage.shape.value_heads + place.head;
   LoadTileAsync<kDeltaHeadSize, kThreads, kDeltaChunk>(
       memory + L::kKey, stage.input.key_TGK + place.Key(chunk), place.key_stride, chunk.count);
-  LoadTileAsync<kDeltaChunk, kThreads, kDeltaChunk>(memory + L::kWrite,
-                                                    stage.scratch.write + tile * kSquareElements,
-                                                    kDeltaChunk, kDeltaChunk);
+  LoadTileAsync<kDeltaChunk, kThreads, kDeltaChunk>(
+      memory + L::kWrite, stage.scratch.write + tile * kSquareElements, kDeltaChunk, kDeltaChunk);
   if (with_scores) {
     LoadTileAsync<kDeltaChunk, kThreads, kDeltaChunk>(memory + L::kScores,
                                                       stage.scratch.scores + tile * kSquareElements,
@@ -240,7 +241,8 @@ inline bool ScanTakesFourWarps(const GatedDeltaRuleShape& shape) {
   return shape.documents * shape.value_heads * (kDeltaHeadSize / 64) >= 132;
 }
 
-// Launches `kernel`, an instance for kWarps, with a block for every document, head and columns of v.
+// Launches `kernel`, an instance for kWarps, with a block for every document, head and columns of
+// v.
 template <int kWarps, class Kernel, class... Arguments>
 void LaunchScan(Kernel kernel, const GatedDeltaRuleShape& shape, cudaStream_t stream,
                 const Arguments&... arguments) {

@@ -29,20 +29,20 @@ struct DeltaScratch {
   DeltaScratch(const GatedDeltaRuleShape& shape, bool backward, void* memory);
   static int64_t Bytes(const GatedDeltaRuleShape& shape, bool backward);
 
-  float* gates = nullptr;       // [chunks, N, kGateRows, 64]
-  __half* write = nullptr;      // B, [chunks, N, 64, 64]; then Z, zeros above the diagonal.
-  __half* scores = nullptr;     // P, likewise; then s D * dP.
+  float* gates = nullptr;    // [chunks, N, kGateRows, 64]
+  __half* write = nullptr;   // B, [chunks, N, 64, 64]; then Z, zeros above the diagonal.
+  __half* scores = nullptr;  // P, likewise; then s D * dP.
   // Backward only. V before K and tokens: a warp holds some columns of v of everything.
-  __half* inverse = nullptr;    // A, [chunks, N, 64, 64]
-  __half* states = nullptr;     // S before the chunk, [chunks, N, V, K]
-  __half* missing = nullptr;    // W, [chunks, N, V, 64]
-  __half* written = nullptr;    // R, [chunks, N, V, 64]
+  __half* inverse = nullptr;      // A, [chunks, N, 64, 64]
+  __half* states = nullptr;       // S before the chunk, [chunks, N, V, K]
+  __half* missing = nullptr;      // W, [chunks, N, V, 64]
+  __half* written = nullptr;      // R, [chunks, N, V, 64]
   uint32_t* magnitude = nullptr;  // Bits of the greatest |gradient|, [G]
-  __half* doutput = nullptr;    // [T, N, V]
-  __half* dstates = nullptr;    // E, [chunks, N, V, K]
-  __half* dwritten = nullptr;   // dR, [chunks, N, V, 64]
-  __half* dread = nullptr;      // -e^G dW, [chunks, N, V, 64]
-  float* dsum = nullptr;        // Of G, what D contributes, [chunks, N, 64]
+  __half* doutput = nullptr;      // [T, N, V]
+  __half* dstates = nullptr;      // E, [chunks, N, V, K]
+  __half* dwritten = nullptr;     // dR, [chunks, N, V, 64]
+  __half* dread = nullptr;        // -e^G dW, [chunks, N, V, 64]
+  float* dsum = nullptr;          // Of G, what D contributes, [chunks, N, 64]
 
  private:
   int64_t bytes_ = 0;

@@ -3,8 +3,8 @@
 //   E.T <- e^G_last E.T + (s e^G do).T q - (e^G dW).T k.
 // q's tile is read last; it is under way while the rest is worked on.
 
-#include "runtime/kernels/gated_delta_rule_scan.cuh"
 #include "runtime/kernels/gated_delta_rule_scale.cuh"
+#include "runtime/kernels/gated_delta_rule_scan.cuh"
 #include "runtime/kernels/launch.h"
 
 namespace oom::internal {
@@ -27,9 +27,9 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 4 ? 2 : 4)
   const int warp_v = static_cast<int>(threadIdx.x / 32) * 16;
   const int first = stage.input.document_chunks[place.document];
   const int last = stage.input.document_chunks[place.document + 1] - 1;
-  const int64_t state_place = (place.document * stage.shape.value_heads + place.head) *
-                                  int64_t{kStateElements} +
-                              place.first_v + warp_v;
+  const int64_t state_place =
+      (place.document * stage.shape.value_heads + place.head) * int64_t{kStateElements} +
+      place.first_v + warp_v;
   const float gradient_scale = GradientScale(stage.scratch.magnitude[place.key_head]);
   const float gradient_unit = 1.0f / gradient_scale;
 
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 4 ? 2 : 4)
     Factors(factor, dmissing);
     StoreTokens(stage.scratch.dread + tile * kTokenElements, place.first_v + warp_v, factor);
 
-    const float whole = reinterpret_cast<const float*>(gates)[kSinceStart * kDeltaChunk +
-                                                              kDeltaChunk - 1];
+    const float whole =
+        reinterpret_cast<const float*>(gates)[kSinceStart * kDeltaChunk + kDeltaChunk - 1];
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
 #pragma unroll

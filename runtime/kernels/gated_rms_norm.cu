@@ -1,8 +1,7 @@
-#include "runtime/kernels/gated_rms_norm.h"
-
 #include <algorithm>
 
 #include "runtime/kernels/exponential.cuh"
+#include "runtime/kernels/gated_rms_norm.h"
 #include "runtime/kernels/launch.h"
 #include "runtime/kernels/packed.cuh"
 #include "runtime/kernels/partial_rows.h"
@@ -35,8 +34,7 @@ __device__ __forceinline__ float ReciprocalOfMean(const Row& x, float epsilon) {
 __global__ void __launch_bounds__(kThreads)
     GatedRmsNormForwardKernel(GatedRmsNormInput input, __nv_bfloat16* y_RV) {
   const int column = threadIdx.x % kLanes * kCount;
-  const int64_t first =
-      int64_t{blockIdx.x} * kGroups * kRowsAtOnce + threadIdx.x / kLanes;
+  const int64_t first = int64_t{blockIdx.x} * kGroups * kRowsAtOnce + threadIdx.x / kLanes;
   const Packed<float, kCount> weight = Load<true, kCount>(input.weight_V + column, 1);
   Row x[kRowsAtOnce], gate[kRowsAtOnce];
 #pragma unroll
@@ -115,13 +113,11 @@ __global__ void __launch_bounds__(kThreads, 3)
 }  // namespace
 }  // namespace internal
 
-void GatedRmsNormForward(const GatedRmsNormInput& input, __nv_bfloat16* y_RV,
-                         cudaStream_t stream) {
+void GatedRmsNormForward(const GatedRmsNormInput& input, __nv_bfloat16* y_RV, cudaStream_t stream) {
   using internal::kGroups;
   using internal::kRowsAtOnce;
   if (input.rows == 0) return;
-  const auto blocks =
-      static_cast<unsigned>(internal::DivideUp(input.rows, kGroups * kRowsAtOnce));
+  const auto blocks = static_cast<unsigned>(internal::DivideUp(input.rows, kGroups * kRowsAtOnce));
   internal::GatedRmsNormForwardKernel<<<blocks, internal::kThreads, 0, stream>>>(input, y_RV);
   CheckLaunch("GatedRmsNormForward");
 }
@@ -138,8 +134,9 @@ void GatedRmsNormBackward(const GatedRmsNormInput& input, const __nv_bfloat16* d
   const int64_t blocks =
       std::min(internal::kPartialRows, internal::DivideUp(input.rows, internal::kGroups));
   float* const partials = static_cast<float*>(scratch);
-  internal::GatedRmsNormBackwardKernel<<<static_cast<unsigned>(blocks), internal::kThreads, 0,
-                                         stream>>>(input, dy_RV, gradients, partials);
+  internal::
+      GatedRmsNormBackwardKernel<<<static_cast<unsigned>(blocks), internal::kThreads, 0, stream>>>(
+          input, dy_RV, gradients, partials);
   CheckLaunch("GatedRmsNormBackward");
   if (gradients.weight_V == nullptr) return;
   AddPartialRows(partials, blocks, internal::kWidth, gradients.weight_V, stream);

@@ -1,9 +1,9 @@
 // Products of 16-bit tiles in shared memory by mma.sync m16n8k16: FP16 factors, FP32 sums. A warp's
-// lane l holds of a 16 x 8 sum the elements (l / 4, 2 (l % 4) + {0, 1}), then those eight rows below;
-// what it holds of the two sums beside each other, rounded in pairs, is a 16 x 16 factor A. So a
-// product's result is the next product's factor without leaving the registers.
-// FP16 rather than BF16: the same speed, and an eighth of the rounding error. Device code, internal
-// to this folder.
+// lane l holds of a 16 x 8 sum the elements (l / 4, 2 (l % 4) + {0, 1}), then those eight rows
+// below; what it holds of the two sums beside each other, rounded in pairs, is a 16 x 16 factor A.
+// So a product's result is the next product's factor without leaving the registers. FP16 rather
+// than BF16: the same speed, and an eighth of the rounding error. Device code, internal to this
+// folder.
 
 #pragma once
 
@@ -29,8 +29,8 @@ __device__ __forceinline__ int PairOffset(int row, int column) {
          (column & 7) * 2;
 }
 
-// Of the piece of row `row + lane_row` at column `column + 8 * lane_piece`: `row` is a multiple of 8
-// and `column` of 16, constants after unrolling; the rest depends on the lane alone.
+// Of the piece of row `row + lane_row` at column `column + 8 * lane_piece`: `row` is a multiple of
+// 8 and `column` of 16, constants after unrolling; the rest depends on the lane alone.
 template <int kColumns>
 __device__ __forceinline__ int PieceOffset(int row, int lane_row, int column, int lane_piece) {
   return (row + lane_row) * kColumns * 2 +
@@ -190,10 +190,10 @@ __device__ __forceinline__ void LoadTileAsync(unsigned char* tile, const void* s
     const int index = i * kThreads + threadIdx.x;
     const int row = index / kPieces, piece = index % kPieces;
     const bool valid = row < valid_rows;
-    const char* from = static_cast<const char*>(source) +
-                       (valid ? row * row_stride_elements * 2 : 0) + piece * 16;
-    CopyPieceAsync(
-        tile + row * kColumns * 2 + ((piece ^ PiecePermutation<kColumns>(row)) << 4), from, valid);
+    const char* from =
+        static_cast<const char*>(source) + (valid ? row * row_stride_elements * 2 : 0) + piece * 16;
+    CopyPieceAsync(tile + row * kColumns * 2 + ((piece ^ PiecePermutation<kColumns>(row)) << 4),
+                   from, valid);
   }
 }
 

@@ -271,12 +271,9 @@ DeltaNetBatch::DeltaNetBatch(const std::vector<int64_t>& starts, const at::Devic
   document_chunks = OnDevice(lists.document_chunks, 1, at::kInt, device);
 }
 
-GatedDeltaNetOutput CudaGatedDeltaNetForward(const GatedDeltaNetShape& shape,
-                                             const GatedDeltaNetTensors& weights,
-                                             const at::Tensor& x_TH,
-                                             const GatedDeltaNetState& state,
-                                             const DeltaNetBatch& batch,
-                                             GatedDeltaNetSaved* saved) {
+GatedDeltaNetOutput CudaGatedDeltaNetForward(
+    const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& weights, const at::Tensor& x_TH,
+    const GatedDeltaNetState& state, const DeltaNetBatch& batch, GatedDeltaNetSaved* saved) {
   OOM_CHECK(x_TH.size(0) == batch.tokens);
   const DeltaNetCall call(shape, weights, batch);
   GatedDeltaNetSaved kept;
@@ -307,22 +304,18 @@ GatedDeltaNetOutput CudaGatedDeltaNetForward(const GatedDeltaNetShape& shape,
   return result;
 }
 
-GatedDeltaNetGradients CudaGatedDeltaNetBackward(const GatedDeltaNetShape& shape,
-                                                 const GatedDeltaNetTensors& weights,
-                                                 const at::Tensor& dy_TH,
-                                                 const GatedDeltaNetState& dstate,
-                                                 const GatedDeltaNetSaved& saved,
-                                                 const DeltaNetBatch& batch,
-                                                 GatedDeltaNetTensors* gradients) {
+GatedDeltaNetGradients CudaGatedDeltaNetBackward(
+    const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& weights, const at::Tensor& dy_TH,
+    const GatedDeltaNetState& dstate, const GatedDeltaNetSaved& saved, const DeltaNetBatch& batch,
+    GatedDeltaNetTensors* gradients) {
   OOM_CHECK(dy_TH.size(0) == batch.tokens);
   const DeltaNetCall call(shape, weights, batch);
   AddWeightGradient(gradients->output, dy_TH, call.Normed(saved));
-  NormGradients norm =
-      NormBackward(call, saved, at::mm(dy_TH, weights.output), gradients->norm);
+  NormGradients norm = NormBackward(call, saved, at::mm(dy_TH, weights.output), gradients->norm);
   const RuleGradients rule = RuleBackward(call, saved, norm.attended_TNV, dstate.rule_DNKV);
   norm.attended_TNV.reset();
-  const MixedGradients mixed = ConvolutionBackward(call, saved, rule, dstate.convolution_DPC,
-                                                   gradients->convolution);
+  const MixedGradients mixed =
+      ConvolutionBackward(call, saved, rule, dstate.convolution_DPC, gradients->convolution);
   const GateGradients gates = GatesBackward(call, saved, rule, *gradients);
 
   AddWeightGradient(gradients->query_key_value, mixed.mixed_TC, saved.input_TH);
@@ -348,13 +341,10 @@ GatedDeltaNetOutput CudaGatedDeltaNetForward(const GatedDeltaNetShape& shape,
                                   DeltaNetBatch(cu_seqlens, x_TH.device()), saved);
 }
 
-GatedDeltaNetGradients CudaGatedDeltaNetBackward(const GatedDeltaNetShape& shape,
-                                                 const GatedDeltaNetTensors& weights,
-                                                 const at::Tensor& dy_TH,
-                                                 const GatedDeltaNetState& dstate,
-                                                 const GatedDeltaNetSaved& saved,
-                                                 const std::vector<int64_t>& cu_seqlens,
-                                                 GatedDeltaNetTensors* gradients) {
+GatedDeltaNetGradients CudaGatedDeltaNetBackward(
+    const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& weights, const at::Tensor& dy_TH,
+    const GatedDeltaNetState& dstate, const GatedDeltaNetSaved& saved,
+    const std::vector<int64_t>& cu_seqlens, GatedDeltaNetTensors* gradients) {
   return CudaGatedDeltaNetBackward(shape, weights, dy_TH, dstate, saved,
                                    DeltaNetBatch(cu_seqlens, dy_TH.device()), gradients);
 }

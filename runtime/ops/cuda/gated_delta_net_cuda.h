@@ -1,7 +1,7 @@
-// The Gated DeltaNet mixer of gated_delta_net.h on the GPU: BF16 activations, key and value heads of
-// 128, four taps. What lies between the projections stays FP32 or FP16 within kernels where the
-// composite's is wide, so errors are the composite's or less; weight gradients, and the input's, are
-// summed in FP32 straight from BF16 operands.
+// The Gated DeltaNet mixer of gated_delta_net.h on the GPU: BF16 activations, key and value heads
+// of 128, four taps. What lies between the projections stays FP32 or FP16 within kernels where the
+// composite's is wide, so errors are the composite's or less; weight gradients, and the input's,
+// are summed in FP32 straight from BF16 operands.
 
 #pragma once
 
@@ -32,13 +32,10 @@ GatedDeltaNetOutput CudaGatedDeltaNetForward(const GatedDeltaNetShape& shape,
                                              const GatedDeltaNetState& state,
                                              const DeltaNetBatch& batch, GatedDeltaNetSaved* saved);
 
-GatedDeltaNetGradients CudaGatedDeltaNetBackward(const GatedDeltaNetShape& shape,
-                                                 const GatedDeltaNetTensors& weights,
-                                                 const at::Tensor& dy_TH,
-                                                 const GatedDeltaNetState& dstate,
-                                                 const GatedDeltaNetSaved& saved,
-                                                 const DeltaNetBatch& batch,
-                                                 GatedDeltaNetTensors* gradients);
+GatedDeltaNetGradients CudaGatedDeltaNetBackward(
+    const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& weights, const at::Tensor& dy_TH,
+    const GatedDeltaNetState& dstate, const GatedDeltaNetSaved& saved, const DeltaNetBatch& batch,
+    GatedDeltaNetTensors* gradients);
 
 // As GatedDeltaNetForward and GatedDeltaNetBackward; they make the batch themselves.
 GatedDeltaNetOutput CudaGatedDeltaNetForward(const GatedDeltaNetShape& shape,
@@ -48,12 +45,9 @@ GatedDeltaNetOutput CudaGatedDeltaNetForward(const GatedDeltaNetShape& shape,
                                              const std::vector<int64_t>& cu_seqlens,
                                              GatedDeltaNetSaved* saved);
 
-GatedDeltaNetGradients CudaGatedDeltaNetBackward(const GatedDeltaNetShape& shape,
-                                                 const GatedDeltaNetTensors& weights,
-                                                 const at::Tensor& dy_TH,
-                                                 const GatedDeltaNetState& dstate,
-                                                 const GatedDeltaNetSaved& saved,
-                                                 const std::vector<int64_t>& cu_seqlens,
-                                                 GatedDeltaNetTensors* gradients);
+GatedDeltaNetGradients CudaGatedDeltaNetBackward(
+    const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& weights, const at::Tensor& dy_TH,
+    const GatedDeltaNetState& dstate, const GatedDeltaNetSaved& saved,
+    const std::vector<int64_t>& cu_seqlens, GatedDeltaNetTensors* gradients);
 
 }  // namespace oom

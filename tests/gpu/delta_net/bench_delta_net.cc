@@ -251,9 +251,8 @@ void BenchInputs(const Batch& b, const std::vector<int64_t>& starts) {
       .key = Allocate<__half>(b.tokens * kKeyHeads * kSize),
       .value = Allocate<__nv_bfloat16>(b.tokens * kValueHeads * kSize),
       .context_DPC = Allocate<__nv_bfloat16>(b.documents * 3 * kChannels)};
-  Report("convolution forward", 0.0, elements * 4, [&](cudaStream_t stream) {
-    CausalConvolutionForward(shape, input, output, stream);
-  });
+  Report("convolution forward", 0.0, elements * 4,
+         [&](cudaStream_t stream) { CausalConvolutionForward(shape, input, output, stream); });
   const CausalConvolutionKernelGradients gradients{
       .x_TC = Allocate<__nv_bfloat16>(b.tokens * kChannels),
       .weight_CJ = Repeated<float>(kChannels * 4, Normal)};
@@ -275,9 +274,8 @@ void BenchInputs(const Batch& b, const std::vector<int64_t>& starts) {
       .dt_bias_N = Repeated<float>(kValueHeads, Normal)};
   float* const beta = Allocate<float>(b.tokens * kValueHeads);
   float* const log_decay = Allocate<float>(b.tokens * kValueHeads);
-  Report("gates forward", 0.0, gates * 12, [&](cudaStream_t stream) {
-    DeltaGatesForward(gate_input, beta, log_decay, stream);
-  });
+  Report("gates forward", 0.0, gates * 12,
+         [&](cudaStream_t stream) { DeltaGatesForward(gate_input, beta, log_decay, stream); });
   const DeltaGateKernelGradients gate_gradients{
       .beta_TN = b.gradients.beta_TN,
       .log_decay_TN = b.gradients.log_decay_TN,
@@ -306,9 +304,8 @@ void BenchNorm(const Batch& b) {
                                               .gate_RV = Allocate<__nv_bfloat16>(rows * kSize),
                                               .weight_V = Repeated<float>(kSize, Normal)};
   char* scratch = Allocate<char>(GatedRmsNormBackwardScratchBytes());
-  Report("gated norm backward", 0.0, elements * 12, [&](cudaStream_t stream) {
-    GatedRmsNormBackward(input, y, gradients, scratch, stream);
-  });
+  Report("gated norm backward", 0.0, elements * 12,
+         [&](cudaStream_t stream) { GatedRmsNormBackward(input, y, gradients, scratch, stream); });
 }
 
 std::vector<int64_t> Documents(int64_t count, int64_t tokens) {

@@ -1,6 +1,6 @@
-// Goal: the kernels around the delta rule are runtime/ops/causal_convolution with l2_norm, delta_gates
-// and gated_rms_norm, across documents, with and without contexts, and repeat bit for bit.
-// Method: the composites on the CPU, in BF16 and, as the truth, in FP64.
+// Goal: the kernels around the delta rule are runtime/ops/causal_convolution with l2_norm,
+// delta_gates and gated_rms_norm, across documents, with and without contexts, and repeat bit for
+// bit. Method: the composites on the CPU, in BF16 and, as the truth, in FP64.
 
 #include <gtest/gtest.h>
 
@@ -60,12 +60,11 @@ std::vector<at::Tensor> Composite(const ConvolutionTensors& t, at::ScalarType ty
       CausalConvolutionForward(as(t.x), as(t.weight), as(t.context), cu_seqlens);
   const at::Tensor query = heads(u.y_TC.narrow(1, 0, kKeyWidth));
   const at::Tensor key = heads(u.y_TC.narrow(1, kKeyWidth, kKeyWidth));
-  const at::Tensor du = at::cat(
-      {L2NormBackward(heads(wide(t.dquery)), query, kLengthEpsilon).flatten(1),
-       L2NormBackward(heads(wide(t.dkey)), key, kLengthEpsilon).flatten(1), wide(t.dvalue)},
-      1);
-  at::Tensor dweight =
-      at::ones(t.weight.sizes(), type == at::kDouble ? at::kDouble : at::kFloat);
+  const at::Tensor du =
+      at::cat({L2NormBackward(heads(wide(t.dquery)), query, kLengthEpsilon).flatten(1),
+               L2NormBackward(heads(wide(t.dkey)), key, kLengthEpsilon).flatten(1), wide(t.dvalue)},
+              1);
+  at::Tensor dweight = at::ones(t.weight.sizes(), type == at::kDouble ? at::kDouble : at::kFloat);
   const CausalConvolutionGradients gradients =
       CausalConvolutionBackward({.dy_TC = du,
                                  .dcontext_DPC = wide(t.dcontext),
@@ -89,21 +88,18 @@ std::vector<at::Tensor> Kernels(const ConvolutionTensors& t,
   const at::Tensor starts = OnGpu(at::tensor(cu_seqlens, at::kLong));
   const int64_t tokens = x.size(0);
   const auto documents = static_cast<int64_t>(cu_seqlens.size()) - 1;
-  const CausalConvolutionShape shape{.tokens = tokens,
-                                     .documents = documents,
-                                     .key_width = kKeyWidth,
-                                     .value_width = kValueWidth};
+  const CausalConvolutionShape shape{
+      .tokens = tokens, .documents = documents, .key_width = kKeyWidth, .value_width = kValueWidth};
   const auto narrow = [](const at::Tensor& y) {
     return y.defined() ? static_cast<Bfloat16*>(y.data_ptr()) : nullptr;
   };
-  const auto wide = [](const at::Tensor& y) {
-    return y.defined() ? y.data_ptr<float>() : nullptr;
-  };
+  const auto wide = [](const at::Tensor& y) { return y.defined() ? y.data_ptr<float>() : nullptr; };
   const CausalConvolutionKernelInput input{.x_TC = narrow(x),
                                            .weight_CJ = narrow(weight),
                                            .context_DPC = narrow(context),
                                            .cu_seqlens = starts.data_ptr<int64_t>()};
-  const at::Tensor query = Unwritten({tokens, kKeyWidth}, at::kHalf), key = Unwritten({tokens, kKeyWidth}, at::kHalf);
+  const at::Tensor query = Unwritten({tokens, kKeyWidth}, at::kHalf),
+                   key = Unwritten({tokens, kKeyWidth}, at::kHalf);
   const at::Tensor value = Unwritten({tokens, kValueWidth}, at::kBFloat16);
   const at::Tensor context_out = Unwritten({documents, 3, kChannels}, at::kBFloat16);
   CausalConvolutionForward(shape, input,
@@ -119,7 +115,10 @@ std::vector<at::Tensor> Kernels(const ConvolutionTensors& t,
   const at::Tensor scratch = UnwrittenBytes(CausalConvolutionBackwardScratchBytes(shape));
   CausalConvolutionBackward(
       shape, input,
-      {.query = wide(dquery), .key = wide(dkey), .value = wide(dvalue), .context_DPC = wide(dcontext)},
+      {.query = wide(dquery),
+       .key = wide(dkey),
+       .value = wide(dvalue),
+       .context_DPC = wide(dcontext)},
       {.x_TC = narrow(dx), .context_DPC = wide(dcontext_in), .weight_CJ = wide(dweight)},
       scratch.data_ptr(), nullptr);
   return {query, key, value, context_out, dx, dcontext_in, dweight};
@@ -129,9 +128,8 @@ TEST(CausalConvolutionKernelTest, IsAsNearToTheTruthAsTheComposites) {
   const std::vector<std::string> names = {"q", "k", "v", "context", "dx", "dcontext", "dw"};
   for (const std::vector<int64_t>& cu_seqlens : kDocuments) {
     for (const bool contexts : {false, true}) {
-      std::printf("%d documents, %d tokens, contexts %d\n",
-                  static_cast<int>(cu_seqlens.size()) - 1, static_cast<int>(cu_seqlens.back()),
-                  contexts);
+      std::printf("%d documents, %d tokens, contexts %d\n", static_cast<int>(cu_seqlens.size()) - 1,
+                  static_cast<int>(cu_seqlens.back()), contexts);
       const ConvolutionTensors tensors = RandomTensors(cu_seqlens, contexts);
       const std::vector<at::Tensor> exact = Composite(tensors, at::kDouble, cu_seqlens);
       const std::vector<at::Tensor> composite = Composite(tensors, at::kBFloat16, cu_seqlens);
@@ -146,12 +144,13 @@ TEST(CausalConvolutionKernelTest, IsAsNearToTheTruthAsTheComposites) {
 }
 
 TEST(DeltaGatesKernelTest, IsAsNearToTheTruthAsTheComposite) {
-  for (const auto& [tokens, heads] : std::vector<std::pair<int64_t, int64_t>>{
-           {1, 2}, {777, 32}, {100, 48}, {40000, 4}}) {
+  for (const auto& [tokens, heads] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {777, 32}, {100, 48}, {40000, 4}}) {
     std::printf("%d tokens, %d heads\n", static_cast<int>(tokens), static_cast<int>(heads));
     const at::Tensor b = Random({tokens, heads}, 1).mul_(2).to(at::kBFloat16);
     const at::Tensor a = Random({tokens, heads}, 2).mul_(15).to(at::kBFloat16);
-    const at::Tensor a_log = Random({heads}, 3, at::kFloat), dt_bias = Random({heads}, 4, at::kFloat);
+    const at::Tensor a_log = Random({heads}, 3, at::kFloat),
+                     dt_bias = Random({heads}, 4, at::kFloat);
     const at::Tensor dbeta = Random({tokens, heads}, 5, at::kFloat);
     const at::Tensor dlog_decay = Random({tokens, heads}, 6, at::kFloat);
     const auto composite = [&](at::ScalarType type) {
@@ -162,23 +161,27 @@ TEST(DeltaGatesKernelTest, IsAsNearToTheTruthAsTheComposite) {
                                  .dt_bias_N = dt_bias.to(wide)};
       const DeltaGates gates = DeltaGatesForward(input);
       at::Tensor da_log = at::ones({heads}, wide), ddt_bias = at::ones({heads}, wide);
-      const DeltaGateGradients gradients = DeltaGatesBackward(
-          {.beta_TN = dbeta.to(wide), .log_decay_TN = dlog_decay.to(wide)}, input, da_log, ddt_bias);
-      return std::vector<at::Tensor>{gates.beta_TN,  gates.log_decay_TN, gradients.b_TN,
-                                     gradients.a_TN, da_log,             ddt_bias};
+      const DeltaGateGradients gradients =
+          DeltaGatesBackward({.beta_TN = dbeta.to(wide), .log_decay_TN = dlog_decay.to(wide)},
+                             input, da_log, ddt_bias);
+      return std::vector<at::Tensor>{
+          gates.beta_TN, gates.log_decay_TN, gradients.b_TN, gradients.a_TN, da_log, ddt_bias};
     };
     const auto kernels = [&] {
       const at::Tensor on_b = OnGpu(b), on_a = OnGpu(a), on_a_log = OnGpu(a_log);
-      const at::Tensor on_dt_bias = OnGpu(dt_bias), on_dbeta = OnGpu(dbeta), on_dg = OnGpu(dlog_decay);
+      const at::Tensor on_dt_bias = OnGpu(dt_bias), on_dbeta = OnGpu(dbeta),
+                       on_dg = OnGpu(dlog_decay);
       const DeltaGateKernelInput input{.tokens = tokens,
                                        .value_heads = static_cast<int>(heads),
                                        .b_TN = static_cast<const Bfloat16*>(on_b.data_ptr()),
                                        .a_TN = static_cast<const Bfloat16*>(on_a.data_ptr()),
                                        .a_log_N = on_a_log.data_ptr<float>(),
                                        .dt_bias_N = on_dt_bias.data_ptr<float>()};
-      const at::Tensor beta = Unwritten(b.sizes(), at::kFloat), g = Unwritten(b.sizes(), at::kFloat);
+      const at::Tensor beta = Unwritten(b.sizes(), at::kFloat),
+                       g = Unwritten(b.sizes(), at::kFloat);
       DeltaGatesForward(input, beta.data_ptr<float>(), g.data_ptr<float>(), nullptr);
-      const at::Tensor db = Unwritten(b.sizes(), at::kBFloat16), da = Unwritten(b.sizes(), at::kBFloat16);
+      const at::Tensor db = Unwritten(b.sizes(), at::kBFloat16),
+                       da = Unwritten(b.sizes(), at::kBFloat16);
       const at::Tensor da_log = OnGpu(at::ones({heads}, at::kFloat)), ddt_bias = da_log.clone();
       const at::Tensor scratch = UnwrittenBytes(DeltaGatesBackwardScratchBytes(input));
       DeltaGatesBackward(input,
@@ -206,26 +209,31 @@ TEST(GatedRmsNormKernelTest, IsAsNearToTheTruthAsTheComposite) {
   for (const int64_t rows : {int64_t{1}, int64_t{17}, int64_t{1003}, int64_t{50000}}) {
     std::printf("%d rows\n", static_cast<int>(rows));
     // Rows of very different size, so that epsilon matters in some.
-    const at::Tensor x = Random({rows, 128}, 1).mul_(Random({rows, 1}, 2).mul_(3).exp_()).to(at::kBFloat16);
-    const at::Tensor gate = Random({rows, 128}, 3, at::kBFloat16), dy = Random({rows, 128}, 4, at::kBFloat16);
+    const at::Tensor x =
+        Random({rows, 128}, 1).mul_(Random({rows, 1}, 2).mul_(3).exp_()).to(at::kBFloat16);
+    const at::Tensor gate = Random({rows, 128}, 3, at::kBFloat16),
+                     dy = Random({rows, 128}, 4, at::kBFloat16);
     const at::Tensor weight = Random({128}, 5).mul_(0.2).add_(1).to(at::kFloat);
     const auto composite = [&](at::ScalarType type) {
       const at::ScalarType wide = type == at::kDouble ? at::kDouble : at::kFloat;
       at::Tensor dweight = at::ones({128}, wide);
-      const at::Tensor y = GatedRmsNormForward(x.to(type), gate.to(type), weight.to(wide), kEpsilon);
+      const at::Tensor y =
+          GatedRmsNormForward(x.to(type), gate.to(type), weight.to(wide), kEpsilon);
       const GatedRmsNormGradients gradients = GatedRmsNormBackward(
           dy.to(type), x.to(type), gate.to(type), weight.to(wide), kEpsilon, dweight);
       return std::vector<at::Tensor>{y, gradients.x, gradients.gate, dweight};
     };
     const auto kernels = [&](bool wants_weight) {
-      const at::Tensor on_x = OnGpu(x), on_gate = OnGpu(gate), on_dy = OnGpu(dy), on_weight = OnGpu(weight);
+      const at::Tensor on_x = OnGpu(x), on_gate = OnGpu(gate), on_dy = OnGpu(dy),
+                       on_weight = OnGpu(weight);
       const auto narrow = [](const at::Tensor& t) { return static_cast<Bfloat16*>(t.data_ptr()); };
       const GatedRmsNormInput input{.rows = rows,
                                     .epsilon = static_cast<float>(kEpsilon),
                                     .x_RV = narrow(on_x),
                                     .gate_RV = narrow(on_gate),
                                     .weight_V = on_weight.data_ptr<float>()};
-      const at::Tensor y = Unwritten(x.sizes(), at::kBFloat16), dx = Unwritten(x.sizes(), at::kFloat);
+      const at::Tensor y = Unwritten(x.sizes(), at::kBFloat16),
+                       dx = Unwritten(x.sizes(), at::kFloat);
       const at::Tensor dgate = Unwritten(x.sizes(), at::kBFloat16);
       const at::Tensor dweight = OnGpu(at::ones({128}, at::kFloat));
       GatedRmsNormForward(input, narrow(y), nullptr);

@@ -1,5 +1,5 @@
-// What the tests of the delta net's kernels share: tensors on the GPU that show what was not written,
-// and the measure of error against FP64. A program skips itself where there is no GPU.
+// What the tests of the delta net's kernels share: tensors on the GPU that show what was not
+// written, and the measure of error against FP64. A program skips itself where there is no GPU.
 
 #pragma once
 
@@ -20,8 +20,8 @@ at::Tensor UnwrittenBytes(int64_t bytes);
 at::Tensor OnGpu(const at::Tensor& tensor);
 at::Tensor ToTruth(const at::Tensor& tensor);  // FP64 on the CPU.
 
-// The relative error of sums in FP32, and the root mean square of that of rounding to BF16 (2^-8 / 3^(1/2)
-// over the mean significand), which a few numbers' own may miss by far.
+// The relative error of sums in FP32, and the root mean square of that of rounding to BF16 (2^-8 /
+// 3^(1/2) over the mean significand), which a few numbers' own may miss by far.
 inline constexpr double kFloatError = 1e-6;
 inline constexpr double kBfloat16Error = 1.6e-3;
 

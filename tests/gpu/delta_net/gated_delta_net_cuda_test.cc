@@ -1,7 +1,6 @@
-// Goal: the GPU's Gated DeltaNet mixer is as near to FP64 as the composite in BF16: forward and both of
-// two backwards whose gradients accumulate, with and without states, two and four value heads a key
-// head.
-// Method: the composite on the CPU in FP64 and in BF16.
+// Goal: the GPU's Gated DeltaNet mixer is as near to FP64 as the composite in BF16: forward and
+// both of two backwards whose gradients accumulate, with and without states, two and four value
+// heads a key head. Method: the composite on the CPU in FP64 and in BF16.
 
 #include "runtime/ops/cuda/gated_delta_net_cuda.h"
 
@@ -28,8 +27,9 @@ struct Result {
 };
 
 // On the device and in the type of `options`.
-Result Run(const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& narrow_weights,
-           const std::vector<int64_t>& cu_seqlens, bool states, const at::TensorOptions& options) {
+Result RunDeltaNet(const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& narrow_weights,
+                   const std::vector<int64_t>& cu_seqlens, bool states,
+                   const at::TensorOptions& options) {
   const bool gpu = options.device().is_cuda();
   const auto documents = static_cast<int64_t>(cu_seqlens.size()) - 1;
   const int64_t tokens = cu_seqlens.back();
@@ -101,7 +101,7 @@ TEST(GatedDeltaNetCudaTest, IsAsNearToTheTruthAsTheComposite) {
                     static_cast<int>(shape.value_heads), static_cast<int>(cu_seqlens.size()) - 1,
                     states);
         const auto run = [&](const at::TensorOptions& options) {
-          return Run(shape, weights, cu_seqlens, states, options);
+          return RunDeltaNet(shape, weights, cu_seqlens, states, options);
         };
         const Result gpu = run(at::TensorOptions(at::kCUDA).dtype(at::kBFloat16));
         const Result composite = run(at::TensorOptions(at::kBFloat16));
@@ -127,13 +127,13 @@ TEST(GatedDeltaNetCudaTest, IsAsNearToTheTruthAsTheComposite) {
 
 TEST(GatedDeltaNetCudaDeathTest, HeadsThatAreNotOf128AreRefused) {
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
-  const GatedDeltaNetShape shape{.key_heads = 1, .value_heads = 2, .key_size = 64, .value_size = 64};
+  const GatedDeltaNetShape shape{
+      .key_heads = 1, .value_heads = 2, .key_size = 64, .value_size = 64};
   GatedDeltaNetTensors weights = RandomDeltaNet(shape, kHidden, kTaps, 10, at::kBFloat16);
   for (const auto& [name, field] : DeltaNetFields()) weights.*field = OnGpu(weights.*field);
   const at::Tensor x = OnGpu(Random({8, kHidden}, 1, at::kBFloat16));
-  EXPECT_DEATH(
-      CudaGatedDeltaNetForward(shape, weights, x, {}, std::vector<int64_t>{0, 8}, nullptr),
-      "heads of 128");
+  EXPECT_DEATH(CudaGatedDeltaNetForward(shape, weights, x, {}, std::vector<int64_t>{0, 8}, nullptr),
+               "heads of 128");
 }
 
 }  // namespace

@@ -1,12 +1,11 @@
-// Goal: the gated delta rule's kernels are runtime/ops/gated_delta_rule, for every way that documents
-// fall into chunks, with and without states, and repeat bit for bit.
-// Method: the composite on the CPU, in FP64 as the truth and with a BF16 v. The composite's gradients
-// are FP32, which factors of 16 bits cannot reach: rounded to the activations' type they set the bar.
-
-#include "runtime/kernels/gated_delta_rule.h"
+// Goal: the gated delta rule's kernels are runtime/ops/gated_delta_rule, for every way that
+// documents fall into chunks, with and without states, and repeat bit for bit. Method: the
+// composite on the CPU, in FP64 as the truth and with a BF16 v. The composite's gradients are FP32,
+// which factors of 16 bits cannot reach: rounded to the activations' type they set the bar.
 
 #include <gtest/gtest.h>
 
+#include "runtime/kernels/gated_delta_rule.h"
 #include "runtime/ops/gated_delta_rule.h"
 #include "runtime/ops/l2_norm.h"
 #include "tests/gpu/delta_net/delta_net_testing.h"
@@ -55,12 +54,13 @@ Inputs RandomInputs(const Case& c, uint64_t seed) {
   Inputs inputs;
   GatedDeltaRuleInput& rule = inputs.rule;
   // Keys with something in common, as trained ones have.
-  rule.query_TGK = L2NormForward(random({tokens, c.key_heads, 128}), 1e-6).to(at::kHalf).to(at::kFloat);
-  rule.key_TGK = L2NormForward(random({tokens, c.key_heads, 128}).add_(
-                                   random({1, c.key_heads, 128}).mul_(0.5)),
-                               1e-6)
-                     .to(at::kHalf)
-                     .to(at::kFloat);
+  rule.query_TGK =
+      L2NormForward(random({tokens, c.key_heads, 128}), 1e-6).to(at::kHalf).to(at::kFloat);
+  rule.key_TGK =
+      L2NormForward(
+          random({tokens, c.key_heads, 128}).add_(random({1, c.key_heads, 128}).mul_(0.5)), 1e-6)
+          .to(at::kHalf)
+          .to(at::kFloat);
   rule.value_TNV = random({tokens, c.value_heads, 128}).to(at::kBFloat16);
   // From heads that keep almost everything to heads that forget within a token.
   rule.log_decay_TN = random({tokens, c.value_heads})
@@ -90,9 +90,9 @@ struct OnDevice {
     DeltaChunks lists(cu_seqlens);
     chunks = OnGpu(at::from_blob(lists.chunks.data(),
                                  {static_cast<int64_t>(lists.chunks.size()), 2}, at::kLong));
-    document_chunks = OnGpu(at::from_blob(
-        lists.document_chunks.data(), {static_cast<int64_t>(lists.document_chunks.size())},
-        at::kInt));
+    document_chunks =
+        OnGpu(at::from_blob(lists.document_chunks.data(),
+                            {static_cast<int64_t>(lists.document_chunks.size())}, at::kInt));
     shape = {.tokens = value.size(0),
              .documents = static_cast<int64_t>(cu_seqlens.size()) - 1,
              .chunks = chunks.size(0),
@@ -139,17 +139,16 @@ std::vector<at::Tensor> RunBackward(const OnDevice& on, const Inputs& inputs) {
     return results[i].defined() ? results[i].data_ptr<float>() : nullptr;
   };
   const at::Tensor scratch = UnwrittenBytes(GatedDeltaRuleBackwardScratchBytes(on.shape));
-  GatedDeltaRuleBackward(
-      on.shape, on.Input(),
-      {.output_TNV = doutput.data_ptr<float>(),
-       .state_DNKV = dstate.defined() ? dstate.data_ptr<float>() : nullptr},
-      {.query_TGK = pointer(0),
-       .key_TGK = pointer(1),
-       .value_TNV = pointer(2),
-       .log_decay_TN = pointer(3),
-       .beta_TN = pointer(4),
-       .state_DNKV = pointer(5)},
-      scratch.data_ptr(), nullptr);
+  GatedDeltaRuleBackward(on.shape, on.Input(),
+                         {.output_TNV = doutput.data_ptr<float>(),
+                          .state_DNKV = dstate.defined() ? dstate.data_ptr<float>() : nullptr},
+                         {.query_TGK = pointer(0),
+                          .key_TGK = pointer(1),
+                          .value_TNV = pointer(2),
+                          .log_decay_TN = pointer(3),
+                          .beta_TN = pointer(4),
+                          .state_DNKV = pointer(5)},
+                         scratch.data_ptr(), nullptr);
   return results;
 }
 
@@ -178,8 +177,8 @@ TEST(GatedDeltaRuleKernelTest, ForwardIsAsNearToTheTruthAsTheComposite) {
     // Beside the rounding of o there are those of the factors, an eighth of it each.
     ExpectNoWorse("o", actual[0], composite.output_TNV, exact.output_TNV, 1.1,
                   1.1 * kBfloat16Error);
-    ExpectNoWorse("state", actual[1], composite.state_DNKV.to(at::kBFloat16), exact.state_DNKV,
-                  0.5, 0.5 * kBfloat16Error);
+    ExpectNoWorse("state", actual[1], composite.state_DNKV.to(at::kBFloat16), exact.state_DNKV, 0.5,
+                  0.5 * kBfloat16Error);
     ExpectBitEqual(actual, RunForward(on), c.name);
   }
 }
