@@ -70,7 +70,7 @@ struct GatedDeltaRuleKernelOutput {
   float* state_DNKV = nullptr;  // Null: not wanted.
 };
 
-// 8 KiB a chunk and value head, and the gates.
+// About 17 KiB a chunk and value head.
 int64_t GatedDeltaRuleForwardScratchBytes(const GatedDeltaRuleShape& shape);
 
 void GatedDeltaRuleForward(const GatedDeltaRuleShape& shape, const GatedDeltaRuleKernelInput& input,

@@ -18,10 +18,11 @@ __device__ __forceinline__ void StoreOutput(__nv_bfloat16* output, int64_t strid
     const uint32_t left = Transposed(PackBfloat16(sums[n][0], sums[n][1]));
     const uint32_t right = Transposed(PackBfloat16(sums[n][2], sums[n][3]));
     const int token = 8 * n + lane / 4;
-    if (token >= tokens) continue;
-    uint32_t* const row = reinterpret_cast<uint32_t*>(output + token * stride);
-    row[lane % 4] = left;
-    row[4 + lane % 4] = right;
+    if (token < tokens) {
+      uint32_t* const row = reinterpret_cast<uint32_t*>(output + token * stride);
+      row[lane % 4] = left;
+      row[4 + lane % 4] = right;
+    }
   }
 }
 
