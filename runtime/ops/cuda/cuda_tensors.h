@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -24,6 +25,7 @@ T* DeviceData(const at::Tensor& tensor) {
   constexpr at::ScalarType kType = std::is_same_v<T, float>           ? at::kFloat
                                    : std::is_same_v<T, double>        ? at::kDouble
                                    : std::is_same_v<T, __nv_bfloat16> ? at::kBFloat16
+                                   : std::is_same_v<T, __half>        ? at::kHalf
                                    : std::is_same_v<T, int64_t>       ? at::kLong
                                                                       : at::kInt;
   static_assert(kType != at::kInt || std::is_same_v<T, int32_t>);

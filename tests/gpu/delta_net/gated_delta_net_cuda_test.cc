@@ -1,0 +1,140 @@
+// Goal: the GPU's Gated DeltaNet mixer is as near to FP64 as the composite in BF16: forward and
+// both of two backwards whose gradients accumulate, with and without states, two and four value
+// heads a key head. Method: the composite on the CPU in FP64 and in BF16.
+
+#include "runtime/ops/cuda/gated_delta_net_cuda.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/gpu/delta_net/delta_net_testing.h"
+#include "tests/ops/delta_net_reference.h"
+
+namespace oom::testing {
+namespace {
+
+constexpr int64_t kHidden = 192, kTaps = 4;
+
+struct Result {
+  std::vector<std::string> names;
+  std::vector<at::Tensor> tensors;
+
+  void Add(const std::string& name, const at::Tensor& tensor) {
+    names.push_back(name);
+    tensors.push_back(tensor);
+  }
+};
+
+// On the device and in the type of `options`.
+Result RunDeltaNet(const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& narrow_weights,
+                   const std::vector<int64_t>& cu_seqlens, bool states,
+                   const at::TensorOptions& options) {
+  const bool gpu = options.device().is_cuda();
+  const auto documents = static_cast<int64_t>(cu_seqlens.size()) - 1;
+  const int64_t tokens = cu_seqlens.back();
+  const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
+  const at::TensorOptions wide = options.dtype(type == at::kDouble ? at::kDouble : at::kFloat);
+  GatedDeltaNetTensors weights;
+  for (const auto& [name, field] : DeltaNetFields()) {
+    weights.*field = (narrow_weights.*field).to(options);
+  }
+  GatedDeltaNetState state, dstate;
+  if (states) {
+    state = RandomDeltaNetState(shape, documents, kTaps, 30);
+    state.convolution_DPC = state.convolution_DPC.to(at::kBFloat16).to(options);
+    state.rule_DNKV = state.rule_DNKV.to(at::kFloat).to(wide);
+    dstate = RandomDeltaNetState(shape, documents, kTaps, 40);
+    dstate.convolution_DPC = dstate.convolution_DPC.to(at::kFloat).to(wide);
+    dstate.rule_DNKV = dstate.rule_DNKV.to(at::kFloat).to(wide);
+  }
+  const auto random = [&](uint64_t seed) {
+    return Random({tokens, kHidden}, seed, at::kBFloat16).to(options);
+  };
+  GatedDeltaNetSaved saved;
+  const at::Tensor x = random(50);
+  const GatedDeltaNetOutput output =
+      gpu ? CudaGatedDeltaNetForward(shape, weights, x, state, cu_seqlens, &saved)
+          : GatedDeltaNetForward(shape, weights, x, state, cu_seqlens, &saved);
+  Result result;
+  result.Add("y", output.y_TH);
+  result.Add("context", output.state.convolution_DPC);
+  result.Add("state", output.state.rule_DNKV);
+  EXPECT_EQ(output.y_TH.scalar_type(), type);
+  GatedDeltaNetTensors gradients;
+  for (const auto& [name, field] : DeltaNetFields()) {
+    gradients.*field = at::zeros((weights.*field).sizes(), wide);
+  }
+  for (const uint64_t seed : {51, 52}) {
+    const GatedDeltaNetGradients backward =
+        gpu ? CudaGatedDeltaNetBackward(shape, weights, random(seed), dstate, saved, cu_seqlens,
+                                        &gradients)
+            : GatedDeltaNetBackward(shape, weights, random(seed), dstate, saved, cu_seqlens,
+                                    &gradients);
+    result.Add("dx", backward.x_TH);
+    if (states) {
+      result.Add("dcontext", backward.state.convolution_DPC);
+      result.Add("dstate", backward.state.rule_DNKV);
+    }
+    EXPECT_EQ(backward.state.rule_DNKV.defined(), states);
+  }
+  for (const auto& [name, field] : DeltaNetFields()) result.Add("d" + name, gradients.*field);
+  return result;
+}
+
+TEST(GatedDeltaNetCudaTest, IsAsNearToTheTruthAsTheComposite) {
+  const std::vector<GatedDeltaNetShape> shapes = {
+      {.key_heads = 2, .value_heads = 4, .key_size = 128, .value_size = 128},
+      {.key_heads = 1, .value_heads = 4, .key_size = 128, .value_size = 128}};
+  for (const GatedDeltaNetShape& shape : shapes) {
+    const GatedDeltaNetTensors weights = [&] {
+      GatedDeltaNetTensors narrow = RandomDeltaNet(shape, kHidden, kTaps, 10);
+      for (const auto& [name, field] : DeltaNetFields()) {
+        narrow.*field = (narrow.*field).to(at::kBFloat16);
+      }
+      return narrow;
+    }();
+    for (const std::vector<int64_t>& cu_seqlens :
+         {std::vector<int64_t>{0, 320}, std::vector<int64_t>{0, 1, 30, 30, 158, 159, 300}}) {
+      for (const bool states : {false, true}) {
+        std::printf("%d value heads, %d documents, states %d\n",
+                    static_cast<int>(shape.value_heads), static_cast<int>(cu_seqlens.size()) - 1,
+                    states);
+        const auto run = [&](const at::TensorOptions& options) {
+          return RunDeltaNet(shape, weights, cu_seqlens, states, options);
+        };
+        const Result gpu = run(at::TensorOptions(at::kCUDA).dtype(at::kBFloat16));
+        const Result composite = run(at::TensorOptions(at::kBFloat16));
+        const Result exact = run(at::TensorOptions(at::kDouble));
+        double gpu_squares = 0.0, composite_squares = 0.0;
+        for (size_t i = 0; i < exact.names.size(); ++i) {
+          // A single result may be unlucky; all of them together may not.
+          ExpectNoWorse(exact.names[i], gpu.tensors[i], composite.tensors[i], exact.tensors[i],
+                        1.5);
+          gpu_squares += std::pow(RelativeError(ToTruth(gpu.tensors[i]), exact.tensors[i]), 2);
+          composite_squares +=
+              std::pow(RelativeError(ToTruth(composite.tensors[i]), exact.tensors[i]), 2);
+        }
+        EXPECT_LE(gpu_squares, 1.05 * 1.05 * composite_squares);
+        std::printf("errors %.2f times the composite's\n",
+                    std::sqrt(gpu_squares / composite_squares));
+        const Result again = run(at::TensorOptions(at::kCUDA).dtype(at::kBFloat16));
+        ExpectBitEqual(gpu.tensors, again.tensors, "the mixer");
+      }
+    }
+  }
+}
+
+TEST(GatedDeltaNetCudaDeathTest, HeadsThatAreNotOf128AreRefused) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  const GatedDeltaNetShape shape{
+      .key_heads = 1, .value_heads = 2, .key_size = 64, .value_size = 64};
+  GatedDeltaNetTensors weights = RandomDeltaNet(shape, kHidden, kTaps, 10, at::kBFloat16);
+  for (const auto& [name, field] : DeltaNetFields()) weights.*field = OnGpu(weights.*field);
+  const at::Tensor x = OnGpu(Random({8, kHidden}, 1, at::kBFloat16));
+  EXPECT_DEATH(CudaGatedDeltaNetForward(shape, weights, x, {}, std::vector<int64_t>{0, 8}, nullptr),
+               "heads of 128");
+}
+
+}  // namespace
+}  // namespace oom::testing
