@@ -1,0 +1,45 @@
+// Causal attention on the GPU for heads that no fused kernel of LibTorch takes (d > 256), formulas
+// and shapes as causal_attention.h: products of blocks of some thousand rows, those of all query
+// heads of a group, with blocks of keys, and an online softmax between them (kernels/
+// attention_scores.h). Never more scores than one block has exist. Blocks go over the packed tokens,
+// so short documents cost no more launches than long ones. No synchronisation with the host.
+// Deterministic: the order of sums follows from the shapes and the documents' boundaries.
+// q, k, v, o and their gradients BF16 and contiguous, log-sum-exp FP32 [T, N]; d a multiple of 8.
+
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/ops/causal_attention.h"
+#include "runtime/ops/layer.h"
+
+namespace oom {
+
+struct WideHeadAttentionOptions {
+  int64_t window = 0;  // i - window < j <= i; 0: full causal attention.
+  double scale = 0.0;  // Of <q, k>; 0: d^(-1/2).
+};
+
+AttentionOutput WideHeadAttentionForward(const at::Tensor& query_TNd, const at::Tensor& key_TGd,
+                                         const at::Tensor& value_TGd, const PackedBatch& batch,
+                                         const WideHeadAttentionOptions& options);
+
+AttentionGradients WideHeadAttentionBackward(const at::Tensor& doutput_TNd,
+                                             const at::Tensor& query_TNd,
+                                             const at::Tensor& key_TGd, const at::Tensor& value_TGd,
+                                             const AttentionOutput& forward,
+                                             const PackedBatch& batch,
+                                             const WideHeadAttentionOptions& options);
+
+struct WideHeadAttentionShape {
+  int64_t tokens = 0;
+  int64_t query_heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_size = 0;
+};
+
+// The most that each takes from LibTorch's allocator beside its results.
+int64_t WideHeadAttentionForwardScratchBytes(const WideHeadAttentionShape& shape);
+int64_t WideHeadAttentionBackwardScratchBytes(const WideHeadAttentionShape& shape);
+
+}  // namespace oom
