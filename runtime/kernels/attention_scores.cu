@@ -66,15 +66,14 @@ __device__ float OverThreads(float x, float* buffer, const Combine& combine) {
   return x;
 }
 
-__device__ __forceinline__ void StoreProbabilities(void* row, int column,
-                                                   const float (&values)[kVector]) {
-  const Packed<__nv_bfloat16, kVector> packed = Pack<__nv_bfloat16>(values);
-  Store<true>(static_cast<__nv_bfloat16*>(row) + column, packed, kVector);
+__device__ __forceinline__ void StoreRounded(void* row, int column,
+                                             const Packed<__nv_bfloat16, kVector>& values) {
+  Store<true>(static_cast<__nv_bfloat16*>(row) + column, values, kVector);
 }
 
 __global__ void __launch_bounds__(kThreads)
     SoftmaxKernel(ScoreBlock block, bool first_block, float* scores_GRC, SoftmaxState state) {
-  __shared__ float maxima[kWarps], sums[kWarps];
+  __shared__ float maxima[kWarps], sums[kWarps], weights[kWarps];
   const int group = blockIdx.y;
   const Row row(block, group, blockIdx.x);
   const int64_t index = group * block.rows + blockIdx.x;
@@ -104,23 +103,29 @@ __global__ void __launch_bounds__(kThreads)
   // A row that has seen nothing yet has no greatest score; any finite one gives zeros.
   const float base = maximum == -INFINITY ? 0.0f : maximum;
 
-  float sum = 0.0f;
+  float sum = 0.0f, weight = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int column = ColumnOf(i);
 #pragma unroll
+    for (int k = 0; k < kVector; ++k) values[i][k] = ApproximateExp2(values[i][k] - base);
+    const auto rounded = Pack<__nv_bfloat16>(values[i]);
+#pragma unroll
     for (int k = 0; k < kVector; ++k) {
-      values[i][k] = ApproximateExp2(values[i][k] - base);
       sum += values[i][k];
+      weight += rounded[k];
     }
-    if (column < block.columns) StoreProbabilities(scores, column, values[i]);
+    if (column < block.columns) StoreRounded(scores, column, rounded);
   }
-  sum = OverThreads(sum, sums, [](float a, float b) { return a + b; });
+  const auto add = [](float a, float b) { return a + b; };
+  sum = OverThreads(sum, sums, add);
+  weight = OverThreads(weight, weights, add);
 
   const float rebase = first_block ? 0.0f : ApproximateExp2(before - base);
   if (threadIdx.x == 0) {
     state.maximum_GR[index] = maximum;
     state.sum_GR[index] = first_block ? sum : state.sum_GR[index] * rebase + sum;
+    state.weight_GR[index] = first_block ? weight : state.weight_GR[index] * rebase + weight;
   }
   if (first_block || rebase == 1.0f) return;
   for (int64_t i = threadIdx.x * kVector; i < state.head_size; i += kThreads * kVector) {
@@ -141,18 +146,18 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t index = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (index >= block.group_count * block.rows) return;
   const Row row(block, static_cast<int>(index / block.rows), static_cast<int>(index % block.rows));
-  const float sum = state.sum_GR[index];
-  const float inverse = 1.0f / sum;
+  const float inverse = 1.0f / state.weight_GR[index];
   const int lane = threadIdx.x % 32;
   const float* const from = state.output_GRd + index * state.head_size;
   __nv_bfloat16* const to = output_TNd + row.Index(block) * state.head_size;
   for (int64_t i = lane * kVector; i < state.head_size; i += 32 * kVector) {
     const float4 x = *reinterpret_cast<const float4*>(from + i);
-    StoreProbabilities(to, static_cast<int>(i),
-                       {x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse});
+    const float output[kVector] = {x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse};
+    StoreRounded(to, static_cast<int>(i), Pack<__nv_bfloat16>(output));
   }
   if (lane == 0) {
-    logsumexp_TN[row.Index(block)] = (state.maximum_GR[index] + log2f(sum)) * (1.0f / kLog2E);
+    logsumexp_TN[row.Index(block)] =
+        (state.maximum_GR[index] + log2f(state.sum_GR[index])) * (1.0f / kLog2E);
   }
 }
 
@@ -209,9 +214,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < kVectors; ++i) {
     const int column = ColumnOf(i);
     if (column >= block.columns) continue;
-    StoreProbabilities(scores, column, probability[i]);
-    StoreProbabilities(reinterpret_cast<__nv_bfloat16*>(scores) + block.row_stride, column,
-                       gradient[i]);
+    StoreRounded(scores, column, Pack<__nv_bfloat16>(probability[i]));
+    StoreRounded(reinterpret_cast<__nv_bfloat16*>(scores) + block.row_stride, column,
+                 Pack<__nv_bfloat16>(gradient[i]));
   }
 }
 

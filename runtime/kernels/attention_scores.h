@@ -27,7 +27,7 @@ struct ScoreBlock {
   int64_t heads_of_group = 0;            // H
   int64_t rows = 0;                      // R = H * tokens
   int64_t columns = 0;                   // C, at most kScoreColumnsMax.
-  int64_t row_stride = 0;                // Of score matrices, in floats: a multiple of 8, at least C.
+  int64_t row_stride = 0;                // Elements between rows of [G, R, C]: a multiple of 8.
   int64_t first_token = 0;
   int64_t first_key = 0;
   int64_t window = 0;  // 0: the whole document.
@@ -35,10 +35,13 @@ struct ScoreBlock {
 };
 
 // What forward keeps of a row between blocks of keys: the greatest score so far, in powers of two
-// (score * scale * log2(e)), the sum of 2^(score - greatest), and the weighted sum of values.
+// (score * scale * log2(e)), the sum of all 2^(score - greatest), the same as they were rounded to
+// multiply the values, and the sum of values so multiplied. Divided by the second sum, a row that
+// sees one value alone gets it exactly; the first one is for the log-sum-exp.
 struct SoftmaxState {
   float* maximum_GR = nullptr;
   float* sum_GR = nullptr;
+  float* weight_GR = nullptr;
   float* output_GRd = nullptr;  // 16-byte aligned.
   int64_t head_size = 0;        // A multiple of 4.
 };
@@ -50,7 +53,7 @@ struct SoftmaxState {
 void SoftmaxOfScores(const ScoreBlock& block, bool first, float* scores_GRC,
                      const SoftmaxState& state, cudaStream_t stream);
 
-// After the last block of keys: o = output / sum and log-sum-exp = log of the sum of
+// After the last block of keys: o = output / weight and log-sum-exp = log of the sum of
 // exp(score * scale), natural, into rows of the whole.
 void FinishSoftmax(const ScoreBlock& block, const SoftmaxState& state, __nv_bfloat16* output_TNd,
                    float* logsumexp_TN, cudaStream_t stream);

@@ -2,25 +2,37 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "runtime/base/check.h"
+#include "runtime/kernels/attention_products.h"
 #include "runtime/kernels/attention_scores.h"
+#include "runtime/kernels/grouped_weight_gradient.h"
 #include "runtime/ops/cuda/cuda_tensors.h"
 
 namespace oom {
 namespace {
 
-// Rows of all heads that a block of queries has, at most. With 512 columns of the result, 128 tiles
-// of 128 x 256: about one for each multiprocessor.
-constexpr int64_t kBlockRows = 8192;
+// Rows of all heads that a product of LibTorch has, at most: with the 512 columns of a result, 128
+// tiles of 128 x 256, about one for each multiprocessor.
+constexpr int64_t kProductRows = 8192;
+// And SoftmaxOfProducts, of which a multiprocessor takes 128 rows.
+constexpr int64_t kHopperSoftmaxRows = 2 * kProductRows;
+constexpr int64_t kHopperHeadSizeMultiple = 64;
 constexpr int64_t kStrideMultiple = 8;
 
 int64_t RoundUp(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-int64_t BlockTokens(int64_t query_heads) {
-  const int64_t tokens = std::max<int64_t>(1, kBlockRows / query_heads);
+// Tokens whose heads are about `rows` rows.
+int64_t TokensOf(int64_t rows, int64_t query_heads) {
+  const int64_t tokens = std::max<int64_t>(1, rows / query_heads);
   constexpr int64_t kWhole = 64;
   return tokens > kWhole ? tokens / kWhole * kWhole : tokens;
+}
+
+// Columns of scores that exist at a time.
+int64_t ColumnsOf(int64_t tokens) {
+  return std::min(kScoreColumnsMax, RoundUp(std::max<int64_t>(1, tokens), kStrideMultiple));
 }
 
 // Query tokens [first_token, first_token + tokens), and the first key that any of them sees.
@@ -29,14 +41,15 @@ struct QueryBlock {
   int64_t tokens = 0;
   int64_t first_key = 0;
 
-  int64_t keys() const { return first_token + tokens - first_key; }
+  int64_t end() const { return first_token + tokens; }
 };
 
-// What the products and kernels of one call share.
+// What the blocks of one call have in common.
 class Blocks {
  public:
+  // Of about `rows` rows.
   Blocks(const at::Tensor& query_TNd, const at::Tensor& key_TGd, const PackedBatch& batch,
-         const WideHeadAttentionOptions& options)
+         const WideHeadAttentionOptions& options, int64_t rows)
       : batch_(batch),
         tokens_(query_TNd.size(0)),
         groups_(key_TGd.size(1)),
@@ -44,7 +57,8 @@ class Blocks {
         head_size_(query_TNd.size(2)),
         window_(options.window),
         scale_(options.scale > 0.0 ? options.scale
-                                   : 1.0 / std::sqrt(static_cast<double>(head_size_))) {
+                                   : 1.0 / std::sqrt(static_cast<double>(head_size_))),
+        block_tokens_(TokensOf(rows, query_TNd.size(1))) {
     OOM_CHECK(heads_of_group_ * groups_ == query_TNd.size(1) && key_TGd.size(2) == head_size_);
     OOM_CHECK(head_size_ % 8 == 0 && options.window >= 0 && options.scale >= 0.0);
     OOM_CHECK(!batch.cu_seqlens.empty() && batch.cu_seqlens.front() == 0 &&
@@ -52,9 +66,15 @@ class Blocks {
   }
 
   int64_t groups() const { return groups_; }
+  int64_t heads_of_group() const { return heads_of_group_; }
   int64_t head_size() const { return head_size_; }
-  int64_t block_tokens() const { return BlockTokens(groups_ * heads_of_group_); }
   int64_t RowsOf(const QueryBlock& block) const { return heads_of_group_ * block.tokens; }
+  ScoreProductSizes sizes() const { return {.tokens = tokens_, .head_size = head_size_}; }
+
+  // Of the scores of any block.
+  int64_t most_scores() const {
+    return groups_ * heads_of_group_ * std::min(block_tokens_, tokens_) * ColumnsOf(tokens_);
+  }
 
   // Calls visit(block) from the first token to the last.
   template <class Visit>
@@ -66,9 +86,9 @@ class Blocks {
       if (window_ > 0) {
         block.first_key = std::max(block.first_key, block.first_token - window_ + 1);
       }
-      block.tokens = std::min(block_tokens(), tokens_ - block.first_token);
+      block.tokens = std::min(block_tokens_, tokens_ - block.first_token);
       // The next document's tokens see nothing of this one: no use dragging them along many keys.
-      if (block.first_token - block.first_key >= block_tokens()) {
+      if (block.first_token - block.first_key >= block_tokens_) {
         block.tokens = std::min(block.tokens, *end - block.first_token);
       }
       visit(block);
@@ -78,8 +98,10 @@ class Blocks {
   // Calls visit(part) for parts of the block's keys in rising order, all of about one size.
   template <class Visit>
   void ForEachKeyBlock(const QueryBlock& block, const Visit& visit) const {
-    const int64_t parts = (block.keys() + kScoreColumnsMax - 1) / kScoreColumnsMax;
-    const int64_t most = std::min(kScoreColumnsMax, RoundUp((block.keys() + parts - 1) / parts, 64));
+    const int64_t keys = block.end() - block.first_key;
+    const int64_t parts = (keys + kScoreColumnsMax - 1) / kScoreColumnsMax;
+    constexpr int64_t kTileColumns = 256;
+    const int64_t most = RoundUp((keys + parts - 1) / parts, kTileColumns);
     ScoreBlock part = {.positions_T = DeviceData<int64_t>(batch_.positions),
                        .group_count = groups_,
                        .heads_of_group = heads_of_group_,
@@ -87,20 +109,12 @@ class Blocks {
                        .first_token = block.first_token,
                        .window = window_,
                        .scale = static_cast<float>(scale_)};
-    const int64_t end = block.first_token + block.tokens;
-    for (part.first_key = block.first_key; part.first_key < end; part.first_key += part.columns) {
-      part.columns = std::min(most, end - part.first_key);
+    for (part.first_key = block.first_key; part.first_key < block.end();
+         part.first_key += part.columns) {
+      part.columns = std::min(most, block.end() - part.first_key);
       part.row_stride = RoundUp(part.columns, kStrideMultiple);
       visit(part);
     }
-  }
-
-  // For the scores of any block: flat, FP32.
-  at::Tensor ScoreScratch(const at::Tensor& query_TNd) const {
-    const int64_t rows = groups_ * heads_of_group_ * std::min(block_tokens(), tokens_);
-    const int64_t columns =
-        std::min(kScoreColumnsMax, RoundUp(std::max<int64_t>(1, tokens_), kStrideMultiple));
-    return at::empty({rows * columns}, query_TNd.options().dtype(at::kFloat));
   }
 
   // The block's queries by group, [G, R, d], of a tensor by token.
@@ -127,30 +141,18 @@ class Blocks {
   const int64_t head_size_;
   const int64_t window_;
   const double scale_;
+  const int64_t block_tokens_;
 };
+
+bool TakesHopper(const at::Tensor& query_TNd, const WideHeadAttentionOptions& options) {
+  return !options.portable && query_TNd.size(2) % kHopperHeadSizeMultiple == 0 &&
+         HasHopperTensorCores();
+}
 
 // The part's keys, [G, C, d], without a copy.
 at::Tensor Keys(const at::Tensor& x_TGd, const ScoreBlock& part) {
   return x_TGd.narrow(0, part.first_key, part.columns).transpose(0, 1);
 }
-
-// The part's score matrix in flat scratch: [G, R, C], and what the kernels leave in the two halves
-// of its rows' bytes.
-struct Scores {
-  Scores(const at::Tensor& flat, const ScoreBlock& part)
-      : whole(flat.narrow(0, 0, part.group_count * part.rows * part.row_stride)
-                  .view({part.group_count, part.rows, part.row_stride})),
-        scores_GRC(whole.narrow(2, 0, part.columns)),
-        halves(whole.view(at::kBFloat16)),
-        first_GRC(halves.narrow(2, 0, part.columns)),
-        second_GRC(halves.narrow(2, part.row_stride, part.columns)) {}
-
-  const at::Tensor whole;
-  at::Tensor scores_GRC;
-  const at::Tensor halves;
-  const at::Tensor first_GRC;
-  const at::Tensor second_GRC;
-};
 
 // sum = or += a @ b, BF16 products added up in FP32.
 void Multiply(const at::Tensor& a, const at::Tensor& b, bool add, at::Tensor sum) {
@@ -161,14 +163,77 @@ void Multiply(const at::Tensor& a, const at::Tensor& b, bool add, at::Tensor sum
   }
 }
 
-int64_t BlockRowsOf(const WideHeadAttentionShape& shape) {
-  return shape.query_heads * std::min(BlockTokens(shape.query_heads), shape.tokens);
+// [G, R, row_stride] at the start of flat scratch.
+at::Tensor Matrix(const at::Tensor& flat, const ScoreBlock& part) {
+  return flat.narrow(0, 0, part.group_count * part.rows * part.row_stride)
+      .view({part.group_count, part.rows, part.row_stride});
 }
 
-int64_t ScoreBytes(const WideHeadAttentionShape& shape) {
-  return BlockRowsOf(shape) *
-         std::min(kScoreColumnsMax, RoundUp(std::max<int64_t>(1, shape.tokens), kStrideMultiple)) *
-         static_cast<int64_t>(sizeof(float));
+// rows [G, R, d] times keys, into scratch: [G, R, row_stride] FP32, of which C columns are written.
+at::Tensor ScoreProduct(const at::Tensor& rows_GRd, const at::Tensor& key_TGd,
+                        const ScoreBlock& part, const at::Tensor& flat) {
+  at::Tensor scores = Matrix(flat, part);
+  Multiply(rows_GRd, Keys(key_TGd, part).transpose(1, 2), /*add=*/false,
+           scores.narrow(2, 0, part.columns));
+  return scores;
+}
+
+// P of forward, [G, R, C] BF16; the state follows.
+at::Tensor Probabilities(const Blocks& blocks, const ScoreBlock& part, bool first,
+                         const at::Tensor& query_GRd, const at::Tensor& key_TGd, bool hopper,
+                         const at::Tensor& flat, const SoftmaxState& state) {
+  if (hopper) {
+    at::Tensor probabilities = Matrix(flat.view(at::kBFloat16), part);
+    SoftmaxOfProducts(part, blocks.sizes(),
+                      {.rows_GRd = DeviceData<__nv_bfloat16>(query_GRd),
+                       .keys_TGd = DeviceData<__nv_bfloat16>(key_TGd)},
+                      first, DeviceData<__nv_bfloat16>(probabilities), state, OperatorStream());
+    return probabilities.narrow(2, 0, part.columns);
+  }
+  const at::Tensor scores = ScoreProduct(query_GRd, key_TGd, part, flat);
+  SoftmaxOfScores(part, first, DeviceData<float>(scores), state, OperatorStream());
+  return scores.view(at::kBFloat16).narrow(2, 0, part.columns);
+}
+
+// What backward multiplies with.
+struct BackwardTensors {
+  at::Tensor query_GRd;
+  at::Tensor doutput_GRd;
+  at::Tensor key_TGd;
+  at::Tensor value_TGd;
+  at::Tensor logsumexp_TN;
+  at::Tensor delta_TN;
+};
+
+// P and dS, [G, R, C] BF16.
+std::pair<at::Tensor, at::Tensor> Gradients(const Blocks& blocks, const ScoreBlock& part,
+                                            const BackwardTensors& in, bool hopper,
+                                            const at::Tensor& flat, const at::Tensor& dflat) {
+  if (hopper) {
+    const at::Tensor probabilities = Matrix(flat.view(at::kBFloat16), part);
+    const at::Tensor dscores = Matrix(dflat.view(at::kBFloat16), part);
+    GradientsOfProducts(part, blocks.sizes(),
+                        {.scores = {.rows_GRd = DeviceData<__nv_bfloat16>(in.query_GRd),
+                                    .keys_TGd = DeviceData<__nv_bfloat16>(in.key_TGd)},
+                         .dprobabilities = {.rows_GRd = DeviceData<__nv_bfloat16>(in.doutput_GRd),
+                                            .keys_TGd = DeviceData<__nv_bfloat16>(in.value_TGd)},
+                         .logsumexp_TN = DeviceData<float>(in.logsumexp_TN),
+                         .delta_TN = DeviceData<float>(in.delta_TN),
+                         .probabilities_GRC = DeviceData<__nv_bfloat16>(probabilities),
+                         .dscores_GRC = DeviceData<__nv_bfloat16>(dscores)},
+                        OperatorStream());
+    return {probabilities.narrow(2, 0, part.columns), dscores.narrow(2, 0, part.columns)};
+  }
+  const at::Tensor scores = ScoreProduct(in.query_GRd, in.key_TGd, part, flat);
+  const at::Tensor dprobabilities = ScoreProduct(in.doutput_GRd, in.value_TGd, part, dflat);
+  ScoreGradients(part,
+                 {.scores_GRC = DeviceData<float>(scores),
+                  .dprobabilities_GRC = DeviceData<float>(dprobabilities),
+                  .logsumexp_TN = DeviceData<float>(in.logsumexp_TN),
+                  .delta_TN = DeviceData<float>(in.delta_TN)},
+                 OperatorStream());
+  const at::Tensor halves = scores.view(at::kBFloat16);
+  return {halves.narrow(2, 0, part.columns), halves.narrow(2, part.row_stride, part.columns)};
 }
 
 }  // namespace
@@ -176,30 +241,45 @@ int64_t ScoreBytes(const WideHeadAttentionShape& shape) {
 AttentionOutput WideHeadAttentionForward(const at::Tensor& query_TNd, const at::Tensor& key_TGd,
                                          const at::Tensor& value_TGd, const PackedBatch& batch,
                                          const WideHeadAttentionOptions& options) {
-  const Blocks blocks(query_TNd, key_TGd, batch, options);
+  const bool hopper = TakesHopper(query_TNd, options);
+  const Blocks blocks(query_TNd, key_TGd, batch, options,
+                      hopper ? kHopperSoftmaxRows : kProductRows);
+  const int64_t product_tokens = TokensOf(kProductRows, query_TNd.size(1));
   const at::TensorOptions wide = query_TNd.options().dtype(at::kFloat);
   AttentionOutput result{
       .output_TNd = at::empty_like(query_TNd),
       .logsumexp_TN = at::empty({query_TNd.size(0), query_TNd.size(1)}, wide)};
-  const at::Tensor flat = blocks.ScoreScratch(query_TNd);
+  // Probabilities alone take half of the room.
+  const at::Tensor flat = at::empty({blocks.most_scores() / (hopper ? 2 : 1)}, wide);
   blocks.ForEachQueryBlock([&](const QueryBlock& block) {
-    const int64_t rows = blocks.RowsOf(block);
     const at::Tensor query_GRd = blocks.Rows(query_TNd, block);
-    const at::Tensor maximum_GR = at::empty({blocks.groups(), rows}, wide);
-    const at::Tensor sum_GR = at::empty_like(maximum_GR);
-    const at::Tensor output_GRd = at::empty({blocks.groups(), rows, blocks.head_size()}, wide);
-    const SoftmaxState state = {.maximum_GR = DeviceData<float>(maximum_GR),
-                                .sum_GR = DeviceData<float>(sum_GR),
+    const at::Tensor sums = at::empty({3, blocks.groups(), blocks.RowsOf(block)}, wide);
+    const at::Tensor output_GRd = at::empty(query_GRd.sizes(), wide);
+    const SoftmaxState state = {.maximum_GR = DeviceData<float>(sums[0]),
+                                .sum_GR = DeviceData<float>(sums[1]),
+                                .weight_GR = DeviceData<float>(sums[2]),
                                 .output_GRd = DeviceData<float>(output_GRd),
                                 .head_size = blocks.head_size()};
     ScoreBlock last;
     blocks.ForEachKeyBlock(block, [&](const ScoreBlock& part) {
-      const bool first = part.first_key == block.first_key;
-      const Scores scores(flat, part);
-      Multiply(query_GRd, Keys(key_TGd, part).transpose(1, 2), /*add=*/false, scores.scores_GRC);
-      SoftmaxOfScores(part, first, DeviceData<float>(flat), state, OperatorStream());
-      Multiply(scores.first_GRC, Keys(value_TGd, part), !first, output_GRd);
       last = part;
+      const bool first = part.first_key == block.first_key;
+      const at::Tensor probabilities_GRC =
+          Probabilities(blocks, part, first, query_GRd, key_TGd, hopper, flat, state);
+      const at::Tensor value_GCd = Keys(value_TGd, part);
+      for (int64_t token = 0; token < block.tokens; token += product_tokens) {
+        const int64_t end = std::min(token + product_tokens, block.tokens);
+        // Behind these tokens all probabilities are 0.
+        const int64_t columns =
+            std::min(part.columns, block.first_token + end - part.first_key);
+        if (columns <= 0) continue;
+        const auto rows = [&](const at::Tensor& x) {
+          return x.narrow(1, token * blocks.heads_of_group(),
+                          (end - token) * blocks.heads_of_group());
+        };
+        Multiply(rows(probabilities_GRC).narrow(2, 0, columns), value_GCd.narrow(1, 0, columns),
+                 !first, rows(output_GRd));
+      }
     });
     FinishSoftmax(last, state, DeviceData<__nv_bfloat16>(result.output_TNd),
                   DeviceData<float>(result.logsumexp_TN), OperatorStream());
@@ -213,37 +293,32 @@ AttentionGradients WideHeadAttentionBackward(const at::Tensor& doutput_TNd,
                                              const AttentionOutput& forward,
                                              const PackedBatch& batch,
                                              const WideHeadAttentionOptions& options) {
-  const Blocks blocks(query_TNd, key_TGd, batch, options);
+  const bool hopper = TakesHopper(query_TNd, options);
+  const Blocks blocks(query_TNd, key_TGd, batch, options, kProductRows);
   const at::TensorOptions wide = query_TNd.options().dtype(at::kFloat);
-  const at::Tensor delta_TN = at::empty({query_TNd.size(0), query_TNd.size(1)}, wide);
-  AttentionDelta(delta_TN.numel(), blocks.head_size(), DeviceData<__nv_bfloat16>(doutput_TNd),
-                 DeviceData<__nv_bfloat16>(forward.output_TNd), DeviceData<float>(delta_TN),
+  BackwardTensors in{.key_TGd = key_TGd,
+                     .value_TGd = value_TGd,
+                     .logsumexp_TN = forward.logsumexp_TN,
+                     .delta_TN = at::empty(forward.logsumexp_TN.sizes(), wide)};
+  AttentionDelta(in.delta_TN.numel(), blocks.head_size(), DeviceData<__nv_bfloat16>(doutput_TNd),
+                 DeviceData<__nv_bfloat16>(forward.output_TNd), DeviceData<float>(in.delta_TN),
                  OperatorStream());
   AttentionGradients result{.query_TNd = at::empty_like(query_TNd)};
   const at::Tensor dkey_TGd = at::zeros(key_TGd.sizes(), wide);
   const at::Tensor dvalue_TGd = at::zeros(value_TGd.sizes(), wide);
-  const at::Tensor flat = blocks.ScoreScratch(query_TNd);
+  const at::Tensor flat = at::empty({blocks.most_scores() / (hopper ? 2 : 1)}, wide);
   const at::Tensor dflat = at::empty_like(flat);
   blocks.ForEachQueryBlock([&](const QueryBlock& block) {
-    const at::Tensor query_GRd = blocks.Rows(query_TNd, block);
-    const at::Tensor doutput_GRd = blocks.Rows(doutput_TNd, block);
-    const at::Tensor dquery_GRd = at::empty(query_GRd.sizes(), wide);
+    in.query_GRd = blocks.Rows(query_TNd, block);
+    in.doutput_GRd = blocks.Rows(doutput_TNd, block);
+    const at::Tensor dquery_GRd = at::empty(in.query_GRd.sizes(), wide);
     blocks.ForEachKeyBlock(block, [&](const ScoreBlock& part) {
-      const at::Tensor key_GCd = Keys(key_TGd, part);
-      const Scores scores(flat, part), dscores(dflat, part);
-      Multiply(query_GRd, key_GCd.transpose(1, 2), /*add=*/false, scores.scores_GRC);
-      Multiply(doutput_GRd, Keys(value_TGd, part).transpose(1, 2), /*add=*/false,
-               dscores.scores_GRC);
-      ScoreGradients(part,
-                     {.scores_GRC = DeviceData<float>(flat),
-                      .dprobabilities_GRC = DeviceData<float>(dflat),
-                      .logsumexp_TN = DeviceData<float>(forward.logsumexp_TN),
-                      .delta_TN = DeviceData<float>(delta_TN)},
-                     OperatorStream());
-      Multiply(scores.first_GRC.transpose(1, 2), doutput_GRd, /*add=*/true,
+      const auto [probabilities_GRC, dscores_GRC] =
+          Gradients(blocks, part, in, hopper, flat, dflat);
+      Multiply(probabilities_GRC.transpose(1, 2), in.doutput_GRd, /*add=*/true,
                Keys(dvalue_TGd, part));
-      Multiply(scores.second_GRC.transpose(1, 2), query_GRd, /*add=*/true, Keys(dkey_TGd, part));
-      Multiply(scores.second_GRC, key_GCd, part.first_key != block.first_key, dquery_GRd);
+      Multiply(dscores_GRC.transpose(1, 2), in.query_GRd, /*add=*/true, Keys(dkey_TGd, part));
+      Multiply(dscores_GRC, Keys(key_TGd, part), part.first_key != block.first_key, dquery_GRd);
     });
     blocks.PlaceRows(dquery_GRd, block, result.query_TNd);
   });
@@ -252,14 +327,28 @@ AttentionGradients WideHeadAttentionBackward(const at::Tensor& doutput_TNd,
   return result;
 }
 
+namespace {
+
+int64_t RowsOf(const WideHeadAttentionShape& shape, int64_t rows) {
+  return shape.query_heads * std::min(TokensOf(rows, shape.query_heads), shape.tokens);
+}
+
+int64_t ScoreBytes(const WideHeadAttentionShape& shape) {
+  return RowsOf(shape, kProductRows) * ColumnsOf(shape.tokens) *
+         static_cast<int64_t>(sizeof(float));
+}
+
+}  // namespace
+
 int64_t WideHeadAttentionForwardScratchBytes(const WideHeadAttentionShape& shape) {
-  // Scores, and by row the query, the output and the two numbers of the softmax.
-  return ScoreBytes(shape) + BlockRowsOf(shape) * (shape.head_size * (2 + 4) + 2 * 4);
+  // Scores, and by row the query, the output and the three numbers of the softmax.
+  return ScoreBytes(shape) +
+         RowsOf(shape, kHopperSoftmaxRows) * (shape.head_size * (2 + 4) + 3 * 4);
 }
 
 int64_t WideHeadAttentionBackwardScratchBytes(const WideHeadAttentionShape& shape) {
   // Scores and their gradients; by row of a block q, do and dq; dk and dv wide; delta.
-  return 2 * ScoreBytes(shape) + BlockRowsOf(shape) * shape.head_size * (2 + 2 + 4) +
+  return 2 * ScoreBytes(shape) + RowsOf(shape, kProductRows) * shape.head_size * (2 + 2 + 4) +
          shape.tokens * (2 * shape.kv_heads * shape.head_size + shape.query_heads) * 4;
 }
 

@@ -1,8 +1,9 @@
 // Causal attention on the GPU for heads that no fused kernel of LibTorch takes (d > 256), formulas
 // and shapes as causal_attention.h: products of blocks of some thousand rows, those of all query
-// heads of a group, with blocks of keys, and an online softmax between them (kernels/
-// attention_scores.h). Never more scores than one block has exist. Blocks go over the packed tokens,
-// so short documents cost no more launches than long ones. No synchronisation with the host.
+// heads of a group, with blocks of keys, and an online softmax between them. Never more scores than
+// one block has exist; on Hopper (d a multiple of 64) none are written, only probabilities
+// (kernels/attention_products.h, elsewhere attention_scores.h). Blocks go over the packed tokens, so
+// short documents cost no more launches than long ones. No synchronisation with the host.
 // Deterministic: the order of sums follows from the shapes and the documents' boundaries.
 // q, k, v, o and their gradients BF16 and contiguous, log-sum-exp FP32 [T, N]; d a multiple of 8.
 
@@ -18,6 +19,7 @@ namespace oom {
 struct WideHeadAttentionOptions {
   int64_t window = 0;  // i - window < j <= i; 0: full causal attention.
   double scale = 0.0;  // Of <q, k>; 0: d^(-1/2).
+  bool portable = false;  // Without Hopper's instructions, even where they exist.
 };
 
 AttentionOutput WideHeadAttentionForward(const at::Tensor& query_TNd, const at::Tensor& key_TGd,

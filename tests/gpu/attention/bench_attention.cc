@@ -84,7 +84,11 @@ int main() {
   // As the worker has it.
   at::globalContext().setAllowBF16ReductionCuBLAS(false, /*allow_splitk=*/true);
   at::manual_seed(20261201);
-  oom::Bench("1 document of 32768", {32768}, {});
-  oom::Bench("8 documents of 4096", std::vector<int64_t>(8, 4096), {});
+  const std::vector<int64_t> one = {32768}, eight(8, 4096);
+  for (const bool portable : {false, true}) {
+    const std::string how = portable ? ", portable" : "";
+    oom::Bench("1 document of 32768" + how, one, {.portable = portable});
+    oom::Bench("8 documents of 4096" + how, eight, {.portable = portable});
+  }
   return 0;
 }
