@@ -41,7 +41,7 @@ constexpr int kSumsOfProduct = 16;
 constexpr int kHeadStartBarrier = 1;
 constexpr int kHeadStartStages = 2;
 
-// A stage: a box of rows for each warpgroup, and a box of keys for each thread block of the cluster.
+// A stage: a box of rows for each warpgroup, a box of keys for each thread block of the cluster.
 constexpr int kStages = 4;
 constexpr int kStageSums = hopper::kBoxRowBytes / static_cast<int>(sizeof(__nv_bfloat16));
 constexpr int kBoxKeys = kTileColumns / kClusterBlocks;

@@ -1,5 +1,5 @@
-// What attention_products_sm90.cu does with a warp's 16 rows of a tile of sums as wgmma leaves them:
-// a thread has two rows, `kRowsApart` apart, and of each 64 columns (hopper_wgmma.cuh). Four
+// What attention_products_sm90.cu does with a warp's 16 rows of a tile of sums as wgmma leaves
+// them: a thread has two rows, `kRowsApart` apart, and of each 64 columns (hopper_wgmma.cuh). Four
 // neighbouring lanes have the same rows.
 
 #pragma once
@@ -17,7 +17,7 @@
 namespace oom::attention {
 
 constexpr int kRowsApart = 8;
-constexpr int kEights = kTileColumns / 8;  // sum[4 * j] to sum[4 * j + 3] are of columns 8 j + 0..7.
+constexpr int kEights = kTileColumns / 8;  // sum[4 * j + 0..3] are of columns 8 * j + 0..7.
 
 // A warp's results on their way out: boxes of 16 rows and 64 columns, one filled while one leaves.
 constexpr int kOutBoxRows = 16;

@@ -1,4 +1,4 @@
-// What blocked attention does between its matrix products (causal_attention.h has the formulas): the
+// What blocked attention does between its matrix products (formulas: causal_attention.h): the
 // online softmax of a block of scores (Milakov, Gimelshein 2018; Rabe, Staats 2021), its gradient,
 // and the sums of rows around them.
 //

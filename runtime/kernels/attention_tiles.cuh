@@ -49,7 +49,7 @@ struct Problem {
   }
 };
 
-// The columns that a row sees: [first, end), none where end is not above first. Both never fall from
+// The columns that a row sees: [first, end), none where end is not above first. Neither falls from
 // a row to the next.
 struct Seen {
   int first;
