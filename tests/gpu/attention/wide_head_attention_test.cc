@@ -31,6 +31,11 @@ struct Case {
   double growth = 0.0;
 };
 
+// Whether all tokens do.
+bool SeeOnlyThemselves(const Case& c) {
+  return c.window == 1 || c.cu_seqlens.back() == static_cast<int64_t>(c.cu_seqlens.size()) - 1;
+}
+
 struct Inputs {
   Inputs(const Case& c, const Setting& setting) {
     const int64_t tokens = c.cu_seqlens.back();
@@ -136,10 +141,16 @@ TEST_P(WideHeadAttentionTest, IsAsNearToTheTruthAsTheComposite) {
     Comparison comparison(c.name);
     comparison.Add("o", gpu.forward.output_TNd, composite.forward.output_TNd,
                    exact.forward.output_TNd);
-    comparison.Add("dq", gpu.gradients.query_TNd, composite.gradients.query_TNd,
-                   exact.gradients.query_TNd);
-    comparison.Add("dk", gpu.gradients.key_TGd, composite.gradients.key_TGd,
-                   exact.gradients.key_TGd);
+    if (SeeOnlyThemselves(c)) {
+      // Scores make no difference then: what is left of their gradients is FP32's rounding of 0.
+      EXPECT_LT(gpu.gradients.query_TNd.abs().max().item<float>(), 1e-3f) << c.name;
+      EXPECT_LT(gpu.gradients.key_TGd.abs().max().item<float>(), 1e-3f) << c.name;
+    } else {
+      comparison.Add("dq", gpu.gradients.query_TNd, composite.gradients.query_TNd,
+                     exact.gradients.query_TNd);
+      comparison.Add("dk", gpu.gradients.key_TGd, composite.gradients.key_TGd,
+                     exact.gradients.key_TGd);
+    }
     comparison.Add("dv", gpu.gradients.value_TGd, composite.gradients.value_TGd,
                    exact.gradients.value_TGd);
     // Scores are FP32 sums of as many products as a head is wide, which tensor cores truncate.
