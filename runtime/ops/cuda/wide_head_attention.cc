@@ -296,12 +296,9 @@ AttentionGradients WideHeadAttentionBackward(const at::Tensor& doutput_TNd,
   const bool hopper = TakesHopper(query_TNd, options);
   const Blocks blocks(query_TNd, key_TGd, batch, options, kProductRows);
   const at::TensorOptions wide = query_TNd.options().dtype(at::kFloat);
-  BackwardTensors in{.key_TGd = key_TGd,
-                     .value_TGd = value_TGd,
-                     .logsumexp_TN = forward.logsumexp_TN,
-                     .delta_TN = at::empty(forward.logsumexp_TN.sizes(), wide)};
-  AttentionDelta(in.delta_TN.numel(), blocks.head_size(), DeviceData<__nv_bfloat16>(doutput_TNd),
-                 DeviceData<__nv_bfloat16>(forward.output_TNd), DeviceData<float>(in.delta_TN),
+  const at::Tensor delta_TN = at::empty(forward.logsumexp_TN.sizes(), wide);
+  AttentionDelta(delta_TN.numel(), blocks.head_size(), DeviceData<__nv_bfloat16>(doutput_TNd),
+                 DeviceData<__nv_bfloat16>(forward.output_TNd), DeviceData<float>(delta_TN),
                  OperatorStream());
   AttentionGradients result{.query_TNd = at::empty_like(query_TNd)};
   const at::Tensor dkey_TGd = at::zeros(key_TGd.sizes(), wide);
@@ -309,8 +306,12 @@ AttentionGradients WideHeadAttentionBackward(const at::Tensor& doutput_TNd,
   const at::Tensor flat = at::empty({blocks.most_scores() / (hopper ? 2 : 1)}, wide);
   const at::Tensor dflat = at::empty_like(flat);
   blocks.ForEachQueryBlock([&](const QueryBlock& block) {
-    in.query_GRd = blocks.Rows(query_TNd, block);
-    in.doutput_GRd = blocks.Rows(doutput_TNd, block);
+    const BackwardTensors in = {.query_GRd = blocks.Rows(query_TNd, block),
+                                .doutput_GRd = blocks.Rows(doutput_TNd, block),
+                                .key_TGd = key_TGd,
+                                .value_TGd = value_TGd,
+                                .logsumexp_TN = forward.logsumexp_TN,
+                                .delta_TN = delta_TN};
     const at::Tensor dquery_GRd = at::empty(in.query_GRd.sizes(), wide);
     blocks.ForEachKeyBlock(block, [&](const ScoreBlock& part) {
       const auto [probabilities_GRC, dscores_GRC] =
