@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "runtime/base/check.h"
+#include "runtime/ops/cuda/wide_head_attention.h"
 #include "runtime/ops/gpu_limits.h"
 
 namespace oom {
@@ -13,6 +14,8 @@ namespace {
 // cuDNN compiles a plan for every length it meets; short documents are not worth one.
 constexpr int64_t kShortestForCudnn = 128;
 constexpr int64_t kTokensOfABlock = 128;
+// That cuDNN and FlashAttention take.
+constexpr int64_t kFusedHeadSizeMax = 256;
 
 bool HasOneLength(const PackedBatch& batch) {
   const std::vector<int64_t>& starts = batch.cu_seqlens;
@@ -108,6 +111,9 @@ struct PackedArguments {
 AttentionOutput CudaAttentionForward(const at::Tensor& query_TNd, const at::Tensor& key_TGd,
                                      const at::Tensor& value_TGd, const PackedBatch& batch,
                                      const AttentionRule& rule) {
+  if (query_TNd.size(2) > kFusedHeadSizeMax) {
+    return WideHeadAttentionForward(query_TNd, key_TGd, value_TGd, batch, {.rule = rule});
+  }
   AttentionOutput result;
   if (TakesCudnn(batch, rule)) {
     const auto outputs = at::_scaled_dot_product_cudnn_attention(
@@ -133,6 +139,10 @@ AttentionGradients CudaAttentionBackward(const at::Tensor& doutput_TNd, const at
                                          const at::Tensor& key_TGd, const at::Tensor& value_TGd,
                                          const AttentionOutput& forward, const PackedBatch& batch,
                                          const AttentionRule& rule) {
+  if (query_TNd.size(2) > kFusedHeadSizeMax) {
+    return WideHeadAttentionBackward(doutput_TNd, query_TNd, key_TGd, value_TGd, forward, batch,
+                                     {.rule = rule});
+  }
   if (TakesCudnn(batch, rule)) {
     return CudnnBackwardInParts(doutput_TNd, query_TNd, key_TGd, value_TGd, forward, batch.longest,
                                 rule.ScaleOf(query_TNd.size(2)));

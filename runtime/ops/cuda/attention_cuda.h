@@ -1,7 +1,8 @@
 // Causal attention on the GPU, as causal_attention.h: cuDNN where all documents have one length and
 // see all of it, else LibTorch's FlashAttention, which alone takes packed documents and a window,
 // and in deterministic mode (LibTorch's, not the one that only warns) has the same bits in every
-// run. The log-sum-exp stays as its library left it; backward takes the same library again.
+// run; heads wider than both take by wide_head_attention.h. The log-sum-exp stays as its library
+// left it; backward takes the same library again.
 
 #pragma once
 
