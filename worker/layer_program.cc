@@ -1,12 +1,21 @@
 #include "worker/layer_program.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "runtime/ops/delta_mixer.h"
 
 namespace oom {
 
+int64_t MixerParts::bytes() const {
+  int64_t sum = 0;
+  for (const MixerSaved& part : heads) sum += part.bytes();
+  for (const DeltaMixerSaved& part : segments) sum += part.bytes();
+  return sum;
+}
+
 int64_t LayerSaved::bytes() const {
-  int64_t sum = mixer_output.defined() ? static_cast<int64_t>(mixer_output.nbytes()) : 0;
-  for (const MixerSaved& part : mixer) sum += part.bytes();
+  int64_t sum = mixer.bytes() + (mixer_output.defined() ? static_cast<int64_t>(mixer_output.nbytes()) : 0);
   for (const MixtureSaved& part : mixture) sum += part.bytes();
   return sum;
 }
@@ -14,6 +23,7 @@ int64_t LayerSaved::bytes() const {
 LayerProgram::LayerProgram(const ModelDescription* model, const v1::OperatorPartitions& partitions)
     : model_(model),
       head_group_count_(std::max(1, partitions.attention_head_group_count())),
+      segment_tokens_(partitions.recurrent_segment_tokens()),
       mixture_chunk_tokens_(partitions.mixture_chunk_tokens()) {}
 
 // Groups are whole sets of query heads that share a key/value head.
@@ -41,34 +51,81 @@ std::vector<TokenRange> LayerProgram::TokenChunks(int64_t tokens) const {
 
 at::Tensor LayerProgram::ForwardMixer(int64_t layer, const LayerTensors& weights,
                                       const at::Tensor& x, const PackedBatch& batch,
-                                      std::vector<MixerSaved>* saved) const {
+                                      MixerParts* saved) const {
   const LayerDescription& description = model_->layer(layer);
+  if (description.mixer == MixerKind::kDeltaNet) {
+    return ForwardDeltaNet(description, weights, x, batch,
+                           saved == nullptr ? nullptr : &saved->segments);
+  }
   const std::vector<HeadRange> groups = HeadGroups(description.attention);
-  if (saved != nullptr) saved->assign(groups.size(), {});
+  if (saved != nullptr) saved->heads.assign(groups.size(), {});
   if (groups.size() == 1) {
-    return MixerForward(*model_, description, weights, x, batch, saved == nullptr ? nullptr : &saved->front());
+    return MixerForward(*model_, description, weights, x, batch,
+                        saved == nullptr ? nullptr : &saved->heads.front());
   }
   at::Tensor sum;
   for (size_t g = 0; g < groups.size(); ++g) {
-    const at::Tensor part = MixerForward(*model_, description, weights, x, batch,
-                                         saved == nullptr ? nullptr : &(*saved)[g], groups[g]);
+    const at::Tensor part =
+        MixerForward(*model_, description, weights, x, batch,
+                     saved == nullptr ? nullptr : &saved->heads[g], groups[g]);
     sum = sum.defined() ? sum.add_(part) : part;
   }
   return FinishMixer(x, sum);
 }
 
-at::Tensor LayerProgram::BackwardMixer(int64_t layer, const LayerTensors& weights, const at::Tensor& dh,
-                                       const std::vector<MixerSaved>& saved,
+at::Tensor LayerProgram::BackwardMixer(int64_t layer, const LayerTensors& weights,
+                                       const at::Tensor& dh, const MixerParts& saved,
                                        const PackedBatch& batch, LayerTensors* gradients) const {
-  if (saved.size() == 1) {
-    return MixerBackward(*model_, model_->layer(layer), weights, dh, saved.front(), batch, gradients);
+  const LayerDescription& description = model_->layer(layer);
+  if (description.mixer == MixerKind::kDeltaNet) {
+    return BackwardDeltaNet(description, weights, dh, saved.segments, gradients);
+  }
+  if (saved.heads.size() == 1) {
+    return MixerBackward(*model_, description, weights, dh, saved.heads.front(), batch, gradients);
   }
   at::Tensor sum;
-  for (const MixerSaved& part_saved : saved) {
-    const at::Tensor part = MixerBackward(*model_, model_->layer(layer), weights, dh, part_saved, batch, gradients);
+  for (const MixerSaved& of_part : saved.heads) {
+    const at::Tensor part =
+        MixerBackward(*model_, description, weights, dh, of_part, batch, gradients);
     sum = sum.defined() ? sum.add_(part) : part;
   }
   return FinishMixer(dh, sum);
+}
+
+// Segment after segment, each with what the one before hands on.
+at::Tensor LayerProgram::ForwardDeltaNet(const LayerDescription& layer, const LayerTensors& weights,
+                                         const at::Tensor& x, const PackedBatch& batch,
+                                         std::vector<DeltaMixerSaved>* saved) const {
+  const int64_t tokens = x.size(0);
+  const int64_t most = segment_tokens_ > 0 ? segment_tokens_ : tokens;
+  if (saved != nullptr) saved->clear();
+  std::vector<at::Tensor> parts;
+  GatedDeltaNetState state;
+  for (int64_t first = 0; first < tokens; first += most) {
+    const SequenceSegment segment =
+        CutSegment(batch.cu_seqlens, first, std::min(first + most, tokens));
+    DeltaMixerOutput output =
+        DeltaMixerForward(*model_, layer, weights, x, segment, state,
+                          saved == nullptr ? nullptr : &saved->emplace_back());
+    parts.push_back(std::move(output.h_TH));
+    state = std::move(output.state);
+  }
+  return parts.size() == 1 ? parts.front() : at::cat(parts);
+}
+
+at::Tensor LayerProgram::BackwardDeltaNet(const LayerDescription& layer,
+                                          const LayerTensors& weights, const at::Tensor& dh,
+                                          const std::vector<DeltaMixerSaved>& saved,
+                                          LayerTensors* gradients) const {
+  std::vector<at::Tensor> parts(saved.size());
+  GatedDeltaNetState dstate;
+  for (size_t i = saved.size(); i-- > 0;) {
+    DeltaMixerGradients of_part =
+        DeltaMixerBackward(*model_, layer, weights, dh, dstate, saved[i], gradients);
+    parts[i] = std::move(of_part.x_TH);
+    dstate = std::move(of_part.state);
+  }
+  return parts.size() == 1 ? parts.front() : at::cat(parts);
 }
 
 at::Tensor LayerProgram::ForwardMixture(int64_t layer, const LayerTensors& weights,

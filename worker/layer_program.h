@@ -1,5 +1,5 @@
 // LayerProgram runs a layer's operators in the parts that the plan asks for (attention by query-head groups,
-// the mixture by token chunks, the head by token chunks) and keeps what their backward needs.
+// Gated DeltaNet by segments, the mixture by token chunks) and keeps what their backward needs.
 // Stateless after construction; one thread (the compute stream).
 
 #pragma once
@@ -13,9 +13,19 @@
 
 namespace oom {
 
+// What a layer's mixer keeps: of attention one a head group, of Gated DeltaNet one a segment.
+struct MixerParts {
+  std::vector<MixerSaved> heads;
+  std::vector<DeltaMixerSaved> segments;
+
+  int64_t bytes() const;
+  void clear() { *this = {}; }
+  bool empty() const { return heads.empty() && segments.empty(); }
+};
+
 // Of one layer, between its forward or replay and its backward.
 struct LayerSaved {
-  std::vector<MixerSaved> mixer;      // One a head group.
+  MixerParts mixer;
   std::vector<MixtureSaved> mixture;  // One a token chunk.
   at::Tensor mixer_output;            // Kept when only the mixer is retained: the mixture replays from it.
 
@@ -29,9 +39,9 @@ class LayerProgram {
 
   // `saved` may be null: nothing is kept.
   at::Tensor ForwardMixer(int64_t layer, const LayerTensors& weights, const at::Tensor& x, const PackedBatch& batch,
-                          std::vector<MixerSaved>* saved) const;
+                          MixerParts* saved) const;
   at::Tensor BackwardMixer(int64_t layer, const LayerTensors& weights, const at::Tensor& dh,
-                           const std::vector<MixerSaved>& saved, const PackedBatch& batch,
+                           const MixerParts& saved, const PackedBatch& batch,
                            LayerTensors* gradients) const;
   // `replay`: ends at the gate/up product; the result is undefined.
   at::Tensor ForwardMixture(int64_t layer, const LayerTensors& weights, const at::Tensor& h,
@@ -43,9 +53,14 @@ class LayerProgram {
  private:
   std::vector<HeadRange> HeadGroups(const AttentionDescription& attention) const;
   std::vector<TokenRange> TokenChunks(int64_t tokens) const;
+  at::Tensor ForwardDeltaNet(const LayerDescription& layer, const LayerTensors& weights, const at::Tensor& x,
+                             const PackedBatch& batch, std::vector<DeltaMixerSaved>* saved) const;
+  at::Tensor BackwardDeltaNet(const LayerDescription& layer, const LayerTensors& weights, const at::Tensor& dh,
+                              const std::vector<DeltaMixerSaved>& saved, LayerTensors* gradients) const;
 
   const ModelDescription* const model_;
   const int64_t head_group_count_;
+  const int64_t segment_tokens_;
   const int64_t mixture_chunk_tokens_;
 };
 

@@ -24,9 +24,10 @@ LayerTensors LayerViews(const ParameterUnit& ordinary, std::byte* ordinary_base,
   const auto own = [&](TensorRole role) {
     return UnitView(ordinary, role, ordinary_base, options);
   };
-  const bool dense = ordinary.has(TensorRole::kDenseGateUp);
-  const auto of_mixture = [&](TensorRole routed, TensorRole in_dense) {
-    return dense ? own(in_dense) : UnitView(mixture, routed, mixture_base, options);
+  const bool dense = !ordinary.has(TensorRole::kRouter);
+  const bool beside_dense = !dense && ordinary.has(TensorRole::kDenseGateUp);
+  const auto of_experts = [&](TensorRole role) {
+    return UnitView(mixture, role, mixture_base, options);
   };
   return {.input_norm = own(TensorRole::kInputNorm),
           .query = own(TensorRole::kQuery),
@@ -35,10 +36,31 @@ LayerTensors LayerViews(const ParameterUnit& ordinary, std::byte* ordinary_base,
           .output = own(TensorRole::kOutput),
           .query_norm = own(TensorRole::kQueryNorm),
           .key_norm = own(TensorRole::kKeyNorm),
+          .delta_net = {.query_key_value = own(TensorRole::kDeltaMixed),
+                        .gate = own(TensorRole::kDeltaGate),
+                        .beta = own(TensorRole::kDeltaBeta),
+                        .decay = own(TensorRole::kDeltaDecay),
+                        .convolution = own(TensorRole::kDeltaTaps),
+                        .a_log = own(TensorRole::kDeltaALog),
+                        .dt_bias = own(TensorRole::kDeltaDtBias),
+                        .norm = own(TensorRole::kDeltaNorm),
+                        .output = own(TensorRole::kDeltaOutput)},
+          .mixer_output_norm = own(TensorRole::kMixerOutputNorm),
           .post_norm = own(TensorRole::kPostNorm),
           .router = own(TensorRole::kRouter),
-          .gate_up = of_mixture(TensorRole::kExpertsGateUp, TensorRole::kDenseGateUp),
-          .down = of_mixture(TensorRole::kExpertsDown, TensorRole::kDenseDown)};
+          .gate_up = dense ? own(TensorRole::kDenseGateUp) : of_experts(TensorRole::kExpertsGateUp),
+          .down = dense ? own(TensorRole::kDenseDown) : of_experts(TensorRole::kExpertsDown),
+          .shared_gate_up =
+              own(beside_dense ? TensorRole::kDenseGateUp : TensorRole::kSharedGateUp),
+          .shared_down = own(beside_dense ? TensorRole::kDenseDown : TensorRole::kSharedDown),
+          .shared_gate = own(TensorRole::kSharedGate),
+          .shared_output_norm = own(TensorRole::kDenseOutputNorm),
+          .experts_norm = own(TensorRole::kExpertsNorm),
+          .experts_output_norm = own(TensorRole::kExpertsOutputNorm),
+          .mixture_output_norm = own(TensorRole::kMixtureOutputNorm),
+          .router_scale = own(TensorRole::kRouterScale),
+          .expert_scale = own(TensorRole::kExpertScale),
+          .layer_scale = own(TensorRole::kLayerScale)};
 }
 
 HeadTensors HeadViews(const ParameterUnit& head, std::byte* base, at::TensorOptions options) {

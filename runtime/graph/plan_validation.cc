@@ -46,6 +46,15 @@ Status ValidatePlan(const ModelDescription& model, const v1::Plan& plan) {
   OOM_RETURN_IF_ERROR(positive(plan.accumulation(), "accumulation"));
   OOM_RETURN_IF_ERROR(positive(plan.micro_batch_tokens(), "micro_batch_tokens"));
   OOM_RETURN_IF_ERROR(positive(plan.worker_threads(), "worker_threads"));
+  const v1::OperatorPartitions& partitions = plan.partitions();
+  // Gated DeltaNet's chunks (runtime/ops/gated_delta_rule.h): other segments would change its bits.
+  constexpr int64_t kRecurrentChunkTokens = 64;
+  if (partitions.recurrent_segment_tokens() < 0 ||
+      partitions.recurrent_segment_tokens() % kRecurrentChunkTokens != 0) {
+    return PlanError("partitions.recurrent_segment_tokens",
+                     "recurrent_segment_tokens must be a multiple of " +
+                         std::to_string(kRecurrentChunkTokens) + ", or 0");
+  }
   if (plan.backlog_bytes() < 0)
     return PlanError("backlog_bytes", "backlog_bytes must be 0 or more");
   // A NUMA node of the plan is one that has optimizer threads.

@@ -43,19 +43,22 @@ std::string_view TorchTypeName(TensorType type) {
 // The template's files with the types that the export gives them.
 struct TemplatePlan {
   std::unique_ptr<SafetensorsDirectory> files;
+  std::vector<FileTensor> published;  // As the files name them.
   std::vector<ExportFile> exports;
   bool retyped = false;  // Some tensor's type differs from the template's.
 };
 
 Result<TemplatePlan> PlanFromTemplate(const std::string& directory, const ModelDescription& model,
-                                      const std::vector<FileTensor>& published,
+                                      const std::vector<ParameterUnit>& units,
                                       std::optional<TensorType> type) {
   TemplatePlan plan;
   OOM_ASSIGN_OR_RETURN(plan.files, SafetensorsDirectory::Open(directory));
-  OOM_RETURN_IF_ERROR(CheckAgainstModel(*plan.files, model, published));
+  const NameLayout layout = LayoutOf(*plan.files, model);
+  plan.published = PublishedTensors(model, units, layout);
+  OOM_RETURN_IF_ERROR(CheckAgainstModel(*plan.files, model, layout, plan.published));
   std::unordered_map<std::string_view, const FileTensor*> by_name;
-  for (const FileTensor& tensor : published) by_name[tensor.name] = &tensor;
-  if (model.tied_embedding) by_name[kHeadTensorName] = by_name.at(kEmbeddingTensorName);
+  for (const FileTensor& tensor : plan.published) by_name[tensor.name] = &tensor;
+  if (model.tied_embedding) by_name[kHeadTensorName] = by_name.at(EmbeddingTensorName(layout));
   for (const auto& file : plan.files->files()) {
     ExportFile out;
     out.name = fs::path(file->path()).filename().string();
@@ -159,9 +162,16 @@ Result<std::string> EditedConfig(const std::string& text, const std::string& whe
   nlohmann::ordered_json root =
       nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   OOM_CHECK(root.is_object());  // ParseHfConfig has seen it.
-  root["architectures"] = {std::string(ArchitectureName(model.family))};
-  root["model_type"] = ModelTypeName(model.family);
-  if (described.yarn() != model.yarn()) WriteRope(model, &root);
+  // A family has more than one architecture; what is named stays.
+  if (!root.contains("architectures") || root["architectures"].is_null()) {
+    root["architectures"] = {std::string(ArchitectureName(model.family))};
+  }
+  if (!root.contains("model_type") || root["model_type"].is_null()) {
+    root["model_type"] = ModelTypeName(model.family);
+  }
+  nlohmann::ordered_json* const text_model =
+      root.contains("text_config") ? &root["text_config"] : &root;
+  if (described.yarn() != model.yarn()) WriteRope(model, text_model);
   if (!type) return root.dump(2) + "\n";
   const bool old_key = root.contains("torch_dtype");
   if (old_key) root["torch_dtype"] = TorchTypeName(*type);
@@ -209,11 +219,11 @@ int64_t TotalBytes(const std::vector<ExportFile>& files) {
 }
 
 Status ExportWithTemplate(const StateSource& state, const ModelDescription& model,
-                          const std::vector<FileTensor>& published, const HfExportOptions& options,
+                          const std::vector<ParameterUnit>& units, const HfExportOptions& options,
                           StagedDirectory& staged) {
   const std::string& from = options.template_directory;
   OOM_ASSIGN_OR_RETURN(const TemplatePlan plan,
-                       PlanFromTemplate(from, model, published, options.type));
+                       PlanFromTemplate(from, model, units, options.type));
   OOM_RETURN_IF_ERROR(CheckFreeSpace(staged.path(), TotalBytes(plan.exports)));
   OOM_RETURN_IF_ERROR(WriteExportFiles(state, StateArray::kMaster, plan.exports, staged.path(),
                                        options.thread_count));
@@ -235,8 +245,9 @@ Status ExportWithTemplate(const StateSource& state, const ModelDescription& mode
 }
 
 Status ExportWithoutTemplate(const StateSource& state, const ModelDescription& model,
-                             const std::vector<FileTensor>& published,
+                             const std::vector<ParameterUnit>& units,
                              const HfExportOptions& options, StagedDirectory& staged) {
+  const std::vector<FileTensor> published = PublishedTensors(model, units);
   const TensorType type = options.type.value_or(TensorType::kBF16);
   OOM_ASSIGN_OR_RETURN(const std::string config,
                        EditedConfig(options.config_json, "model configuration", model, type));
@@ -261,12 +272,11 @@ Status ExportHuggingFace(const StateSource& state, const ModelDescription& model
   if (from_template) {
     OOM_RETURN_IF_ERROR(CheckApart(options.output_directory, options.template_directory));
   }
-  const std::vector<FileTensor> published = PublishedTensors(model, units);
   OOM_ASSIGN_OR_RETURN(const auto staged,
                        StagedDirectory::Create(options.output_directory, LacksModel));
   OOM_RETURN_IF_ERROR(from_template
-                          ? ExportWithTemplate(state, model, published, options, *staged)
-                          : ExportWithoutTemplate(state, model, published, options, *staged));
+                          ? ExportWithTemplate(state, model, units, options, *staged)
+                          : ExportWithoutTemplate(state, model, units, options, *staged));
   return staged->Commit();
 }
 

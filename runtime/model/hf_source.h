@@ -1,7 +1,8 @@
 // HfSource is the weights of a Hugging Face directory as canonical state: masters from BF16, F16 or
-// F32 files, moments zero, step 0. Open holds the files against the model: every published tensor
-// is there with its shape and a type that training reads, and there is nothing else, except what is
-// known to pass through (rotary inverse frequencies) and a tied head that repeats the embedding.
+// F32 files, moments zero, step 0. Open finds out which of the family's layouts the files have and holds
+// them against the model: every published tensor is there with its shape and a type that training reads,
+// and there is nothing else, except what is known to pass through (other towers, heads that predict
+// further tokens, rotary inverse frequencies) and a tied head that repeats the embedding.
 // Read-only; thread-safe.
 
 #pragma once
@@ -18,11 +19,16 @@
 namespace oom {
 
 // A tensor of a checkpoint that training leaves alone and an export copies.
-bool IsPassThroughTensor(std::string_view name);
+bool IsPassThroughTensor(Family family, std::string_view name);
 
 // The head's name, which a checkpoint with tied embedding may repeat.
 inline constexpr char kHeadTensorName[] = "lm_head.weight";
-inline constexpr char kEmbeddingTensorName[] = "model.embed_tokens.weight";
+
+// Where the embedding lies in a layout.
+std::string EmbeddingTensorName(const NameLayout& layout);
+
+// How `files` name the model's tensors, as far as their names tell.
+NameLayout LayoutOf(const SafetensorsDirectory& files, const ModelDescription& model);
 
 class HfSource : public StateSource {
  public:
@@ -50,8 +56,9 @@ class HfSource : public StateSource {
   std::vector<std::vector<std::vector<Piece>>> pieces_;  // [unit][tensor], by offset.
 };
 
-// Whether `files` holds the model, as HfSource::Open requires.
+// Whether `files` holds the model, as HfSource::Open requires. The message lists the first ten tensors that are missing,
+// left over or of another shape or type, and their number.
 Status CheckAgainstModel(const SafetensorsDirectory& files, const ModelDescription& model,
-                         const std::vector<FileTensor>& published);
+                         const NameLayout& layout, const std::vector<FileTensor>& published);
 
 }  // namespace oom

@@ -32,8 +32,11 @@ int64_t MixerSaved::bytes() const {
          TensorBytes(attention.logsumexp_TN);
 }
 
+int64_t DeltaMixerSaved::bytes() const { return TensorBytes(input_TH) + core.bytes(); }
+
 int64_t MixtureSaved::bytes() const {
-  return TensorBytes(input_TH) + TensorBytes(gate_up_RF) + router.bytes() + groups.bytes();
+  return TensorBytes(input_TH) + TensorBytes(gate_up_RF) + router.bytes() + groups.bytes() +
+         shared.bytes();
 }
 
 at::Tensor FinishMixer(const at::Tensor& residual_TH, const at::Tensor& sum_TH) {

@@ -20,8 +20,11 @@
 #include "runtime/ops/aten.h"
 #include "runtime/ops/causal_attention.h"
 #include "runtime/ops/experts.h"
+#include "runtime/ops/gated_delta_net.h"
 #include "runtime/ops/load_balance.h"
 #include "runtime/ops/router.h"
+#include "runtime/ops/segment.h"
+#include "runtime/ops/shared_expert.h"
 
 namespace oom {
 
@@ -41,16 +44,30 @@ PackedBatch MakePackedBatch(std::vector<int64_t> cu_seqlens);
 // undefined gradient is not computed where its weight only scales (norms), else it must be there.
 struct LayerTensors {
   at::Tensor input_norm;  // [H]
-  at::Tensor query;       // [N*d, H]
+  at::Tensor query;       // [N*d, H]; with an output gate [N*2d, H], by head [query | gate]
   at::Tensor key;         // [G*d, H]
   at::Tensor value;       // [G*d, H]
   at::Tensor output;      // [H, N*d]
   at::Tensor query_norm;  // [d]
   at::Tensor key_norm;    // [d]
+  GatedDeltaNetTensors delta_net;  // In place of attention's.
+  at::Tensor mixer_output_norm;    // [H], of what the mixer gives
   at::Tensor post_norm;   // [H]
   at::Tensor router;      // [E, H]; undefined in a dense layer.
   at::Tensor gate_up;     // [E, 2I, H]; dense: [2I, H]
   at::Tensor down;        // [E, H, I]; dense: [H, I]
+  // Of the MLP that all tokens have beside routed experts, Is or the dense width wide.
+  at::Tensor shared_gate_up;  // [2Is, H]
+  at::Tensor shared_down;     // [H, Is]
+  at::Tensor shared_gate;     // [1, H]
+  // Norms of the two branches where experts and a dense MLP are side by side.
+  at::Tensor shared_output_norm;   // [H]
+  at::Tensor experts_norm;         // [H]
+  at::Tensor experts_output_norm;  // [H]
+  at::Tensor mixture_output_norm;  // [H], of what the mixture gives
+  at::Tensor router_scale;         // [H], of the router's normed input
+  at::Tensor expert_scale;         // [E], of the combine weights
+  at::Tensor layer_scale;          // [1]; no gradient
 };
 
 // Query heads [first, first + count): whole groups of query heads that share a key/value head.
@@ -79,6 +96,15 @@ struct MixerSaved {
   int64_t bytes() const;
 };
 
+// The same of a Gated DeltaNet layer's segment (delta_mixer.h); the core's input is recomputed.
+struct DeltaMixerSaved {
+  SequenceSegment segment;
+  at::Tensor input_TH;  // The segment's rows.
+  GatedDeltaNetSaved core;
+
+  int64_t bytes() const;
+};
+
 // What the mixture's backward needs: its input, the routing, and the gate/up product. Neither the
 // normed rows nor the experts' outputs are kept.
 struct MixtureSaved {
@@ -87,6 +113,7 @@ struct MixtureSaved {
   at::Tensor gate_up_RF;  // In expert order; dense: [T, 2I].
   RouterSaved router;     // Routed layers only.
   ExpertGroups groups;    // Routed layers only.
+  SharedExpertSaved shared;  // Where all tokens have an expert beside.
 
   int64_t bytes() const;
 };

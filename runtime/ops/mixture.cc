@@ -1,4 +1,5 @@
-// The mixture: y = h + Experts(RMSNorm(h)), or y = h + Mlp(RMSNorm(h)) in a dense layer.
+// The mixture: y = h + Experts(RMSNorm(h)), or y = h + Mlp(RMSNorm(h)) in a dense layer; a shared expert's result
+// (shared_expert.h) is added to the routed ones'.
 // Forward:
 //   n = norm(h);  routing;  rows of n gathered by expert;  gate/up;  SwiGLU;  down;  weighted sum.
 // Backward:
@@ -23,6 +24,12 @@ at::Tensor WeightByRow(const ModelDescription& model, const MixtureSaved& saved)
   return CombineWeights(model, saved.router).flatten().index_select(0, saved.groups.pair_R);
 }
 
+SharedExpertTensors SharedOf(const LayerTensors& tensors) {
+  return {.gate_up_FH = tensors.shared_gate_up,
+          .down_HI = tensors.shared_down,
+          .gate_1H = tensors.shared_gate};
+}
+
 // Everything that backward needs; all that a replay computes.
 MixtureSaved GateUp(const ModelDescription& model, const LayerDescription& layer,
                     const LayerTensors& weights, const at::Tensor& h_TH, TokenRange tokens) {
@@ -38,6 +45,9 @@ MixtureSaved GateUp(const ModelDescription& model, const LayerDescription& layer
   saved.groups = GroupByExpert(saved.router.expert_TK, model.expert_count);
   saved.gate_up_RF = ExpertsGateUpForward(normed_TH.index_select(0, saved.groups.token_R),
                                           weights.gate_up, saved.groups.rows_by_expert);
+  if (layer.mixture == MixtureKind::kRoutedAndShared) {
+    saved.shared = SharedExpertGateUp(normed_TH, SharedOf(weights));
+  }
   return saved;
 }
 
@@ -78,7 +88,11 @@ at::Tensor MixtureForward(const ModelDescription& model, const LayerDescription&
   } else if (!options.stop_at_gate_up) {
     at::Tensor y_RH = ExpertsDownForward(kept.gate_up_RF, weights.down, kept.groups.rows_by_expert);
     y_RH.mul_(WeightByRow(model, kept).unsqueeze(1));
-    y_TH = SumTokenRows(y_RH, kept.groups, y_RH.scalar_type()).add_(kept.input_TH);
+    y_TH = SumTokenRows(y_RH, kept.groups, y_RH.scalar_type());
+    if (layer.mixture == MixtureKind::kRoutedAndShared) {
+      y_TH.add_(SharedExpertForward(kept.shared, SharedOf(weights)));
+    }
+    y_TH.add_(kept.input_TH);
   }
   if (saved != nullptr) *saved = std::move(kept);
   return y_TH;
@@ -93,11 +107,15 @@ at::Tensor MixtureBackward(const ModelDescription& model, const LayerDescription
   }
   const at::Tensor dy_rows = Rows(dy_TH, saved.tokens);
   const at::Tensor normed_TH = RmsNormForward(saved.input_TH, weights.post_norm, model.norm);
-  const at::Tensor dnormed_TH =
+  at::Tensor dnormed_TH =
       layer.mixture == MixtureKind::kDense
           ? DenseMlpBackward(dy_rows, normed_TH, saved.gate_up_RF, weights.gate_up, weights.down,
                              gradients->gate_up, gradients->down)
           : RoutedBackward(model, weights, dy_rows, normed_TH, saved, gradients, balance);
+  if (layer.mixture == MixtureKind::kRoutedAndShared) {
+    dnormed_TH.add_(SharedExpertBackward(dy_rows, normed_TH, saved.shared, SharedOf(weights),
+                                         SharedOf(*gradients)));
+  }
   return RmsNormBackward(dnormed_TH, saved.input_TH, weights.post_norm, model.norm,
                          gradients->post_norm)
       .add_(dy_rows)

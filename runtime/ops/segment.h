@@ -28,4 +28,31 @@ inline at::Tensor CarriedBy(const at::Tensor& carried_D, int64_t document, at::I
   return carried_D.select(0, document).to(options);
 }
 
+// Tokens [first, first + tokens()) of a packed sequence, and the documents among them.
+struct SequenceSegment {
+  int64_t first = 0;
+  std::vector<int64_t> cu_seqlens;  // Within the segment, as above; no document is empty.
+  bool continues = false;           // The first document began in an earlier segment.
+  bool continued = false;           // The last document goes on in a later one.
+
+  int64_t tokens() const { return cu_seqlens.back(); }
+  int64_t document_count() const { return static_cast<int64_t>(cu_seqlens.size()) - 1; }
+};
+
+// REQUIRES: 0 <= first < end <= the batch's tokens.
+inline SequenceSegment CutSegment(const std::vector<int64_t>& batch_cu_seqlens, int64_t first,
+                                  int64_t end) {
+  OOM_CHECK(first >= 0 && first < end && end <= batch_cu_seqlens.back());
+  SequenceSegment segment{.first = first, .cu_seqlens = {0}, .continues = true, .continued = true};
+  for (const int64_t start : batch_cu_seqlens) {
+    if (start == first) segment.continues = false;
+    if (start == end) segment.continued = false;
+    if (start > first && start < end && start - first > segment.cu_seqlens.back()) {
+      segment.cu_seqlens.push_back(start - first);
+    }
+  }
+  segment.cu_seqlens.push_back(end - first);
+  return segment;
+}
+
 }  // namespace oom

@@ -51,7 +51,18 @@ const std::vector<std::pair<std::string, at::Tensor LayerTensors::*>>& LayerFiel
       {"post_norm", &LayerTensors::post_norm},
       {"router", &LayerTensors::router},
       {"gate_up", &LayerTensors::gate_up},
-      {"down", &LayerTensors::down}};
+      {"down", &LayerTensors::down},
+      {"mixer_output_norm", &LayerTensors::mixer_output_norm},
+      {"shared_gate_up", &LayerTensors::shared_gate_up},
+      {"shared_down", &LayerTensors::shared_down},
+      {"shared_gate", &LayerTensors::shared_gate},
+      {"shared_output_norm", &LayerTensors::shared_output_norm},
+      {"experts_norm", &LayerTensors::experts_norm},
+      {"experts_output_norm", &LayerTensors::experts_output_norm},
+      {"mixture_output_norm", &LayerTensors::mixture_output_norm},
+      {"router_scale", &LayerTensors::router_scale},
+      {"expert_scale", &LayerTensors::expert_scale},
+      {"layer_scale", &LayerTensors::layer_scale}};
   return fields;
 }
 
@@ -64,7 +75,7 @@ LayerTensors RandomLayer(const ModelDescription& model, const LayerDescription& 
                          uint64_t seed, at::ScalarType type) {
   const int64_t hidden = model.hidden_size;
   const AttentionDescription& attention = description.attention;
-  const int64_t query_rows = attention.query_width();
+  const int64_t query_rows = attention.query_width() * (attention.output_gate ? 2 : 1);
   const int64_t kv_rows = attention.kv_width();
   const auto weight = [&](at::IntArrayRef shape) {
     return Random(shape, ++seed, at::kDouble).mul_(0.3).to(type);
@@ -77,10 +88,15 @@ LayerTensors RandomLayer(const ModelDescription& model, const LayerDescription& 
   layer.query = weight({query_rows, hidden});
   layer.key = weight({kv_rows, hidden});
   layer.value = weight({kv_rows, hidden});
-  layer.output = weight({hidden, query_rows});
+  layer.output = weight({hidden, attention.query_width()});
   if (attention.query_key_norm) layer.query_norm = norm(attention.head_size);
   if (attention.query_key_norm) layer.key_norm = norm(attention.head_size);
   layer.post_norm = norm(hidden);
+  if (description.mixture == MixtureKind::kRoutedAndShared) {
+    layer.shared_gate_up = weight({2 * model.shared_width, hidden});
+    layer.shared_down = weight({hidden, model.shared_width});
+    layer.shared_gate = weight({1, hidden});
+  }
   if (description.mixture == MixtureKind::kDense) {
     layer.gate_up = weight({2 * model.dense_width, hidden});
     layer.down = weight({hidden, model.dense_width});

@@ -48,23 +48,48 @@ CASES = {
     "qwen3-yarn-2": dict(QWEN3, rope_parameters=dict(YARN, factor=2.0, original_max_position_embeddings=64)),
     "qwen3-yarn-4": dict(QWEN3, rope_parameters=dict(YARN, factor=4.0, original_max_position_embeddings=32)),
 }
-AUXILIARY_COEFFICIENT = {"qwen3-unnormalized": 0.02, "mixtral-window": 0.01}
+# Three Gated DeltaNet layers and one of attention; two value heads a key head, or four.
+QWEN35 = dict(SHARED, model_type="qwen3_5_moe_text", num_hidden_layers=4, head_dim=32, num_experts=8,
+              num_experts_per_tok=3, moe_intermediate_size=40, shared_expert_intermediate_size=24,
+              linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=24,
+              rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25})
+CASES |= {
+    "qwen3-5": QWEN35,
+    "qwen3-5-groups-of-4": dict(QWEN35, linear_num_value_heads=8, layer_types=["linear_attention", "full_attention"],
+                                num_hidden_layers=2),
+    "qwen3-5-yarn": dict(QWEN35, rope_parameters=dict(QWEN35["rope_parameters"], rope_type="yarn", factor=4.0,
+                                                      original_max_position_embeddings=32)),
+}
+AUXILIARY_COEFFICIENT = {"qwen3-unnormalized": 0.02, "mixtral-window": 0.01, "qwen3-5-groups-of-4": 0.01}
 DOCUMENTS = [0, 37, 38, 91, 128]  # Odd lengths, one of a single token.
 BF16_TOKENS = 48
 CANDIDATES = 12  # About one in four is clear at every layer.
 BF16_SEEDS = range(5)
 
 
+def initial(model_type, name, values):
+    """Normal `values` at the size that makes each parameter matter."""
+    zero_centred = model_type == "qwen3_5_moe_text" and "linear_attn.norm" not in name
+    if "norm" in name:
+        return 0.1 * values if zero_centred else 1 + 0.1 * values
+    if name.endswith("conv1d.weight"):
+        return 0.3 * values
+    if name.endswith(("A_log", "dt_bias")):
+        return 0.5 * values
+    return 0.02 * values
+
+
 def make_model(settings, seed, representable):
     """Weights of deviation 0.02, norms around 1. `representable`: rounded to values that BF16 holds."""
     settings = dict(settings)
-    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    settings_type = settings.pop("model_type")
+    config = transformers.AutoConfig.for_model(settings_type, **settings)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EAGER)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
-            values = 1 + 0.1 * values if "norm" in name else 0.02 * values
+            values = initial(settings_type, name, values)
             parameter.copy_(values.bfloat16().float() if representable else values)
     return model
 

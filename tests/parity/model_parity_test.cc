@@ -19,7 +19,8 @@ constexpr double kLogitsBar = 1e-5;
 constexpr double kGradientBar = 1e-4;
 
 const std::vector<std::string> kFp32Cases = {
-    "qwen3", "qwen3-unnormalized", "qwen3-yarn-2", "qwen3-yarn-4", "mixtral", "mixtral-window"};
+    "qwen3", "qwen3-unnormalized", "qwen3-yarn-2", "qwen3-yarn-4", "mixtral", "mixtral-window",
+    "qwen3-5", "qwen3-5-groups-of-4", "qwen3-5-yarn"};
 
 std::vector<std::string> Bf16Cases() {
   std::vector<std::string> cases;
@@ -49,7 +50,7 @@ TEST_P(Fp32ParityTest, LogitsLossExpertsAndGradientsEqualTransformers) {
   const std::vector<RunOptions> ways = {
       {},
       {.replay = true},
-      {.head_groups = 2, .mixture_chunk_tokens = 50, .head_chunk_tokens = 33}};
+      {.head_groups = 2, .segment_tokens = 64, .mixture_chunk_tokens = 50, .head_chunk_tokens = 33}};
   for (size_t way = 0; way < ways.size(); ++way) {
     SCOPED_TRACE("way " + std::to_string(way));
     const RunResult run = RunModel(golden, ways[way]);
@@ -95,6 +96,7 @@ TEST_P(Bf16ParityTest, ErrorIsThatOfTransformersInBf16WholeAndInParts) {
   const std::vector<RunOptions> ways = {{.type = at::kBFloat16},
                                         {.type = at::kBFloat16,
                                          .head_groups = 2,
+                                         .segment_tokens = 64,
                                          .mixture_chunk_tokens = 20,
                                          .head_chunk_tokens = 33}};
   for (size_t way = 0; way < ways.size(); ++way) {

@@ -8,10 +8,13 @@ _QWEN3 = {"gate": "mlp.experts.{}.gate_proj.weight", "up": "mlp.experts.{}.up_pr
 _MIXTRAL = {"gate": "block_sparse_moe.experts.{}.w1.weight", "up": "block_sparse_moe.experts.{}.w3.weight",
             "down": "block_sparse_moe.experts.{}.w2.weight", "block": "block_sparse_moe."}
 _FAMILIES = {"qwen3_moe": _QWEN3, "mixtral": _MIXTRAL}
+_AS_IN_TRANSFORMERS = ("qwen3_5_moe_text",)
 
 
 def published(model_type, tensors):
     """`tensors`: transformers' name to a tensor of the parameter's shape. Returns published name to a view."""
+    if model_type in _AS_IN_TRANSFORMERS:
+        return dict(tensors)
     family = _FAMILIES[model_type]
     result = {}
     for name, tensor in tensors.items():

@@ -1,5 +1,5 @@
-// The whole model as the engine runs it, put together from the operators: embedding, mixer and
-// mixture of each layer, head and loss, and back; activations kept or replayed, whole or in parts.
+// The whole model as the engine runs it: embedding, the worker's layer programs over views of its units,
+// head and loss, and back; activations kept or replayed, whole or in parts.
 
 #pragma once
 
@@ -13,6 +13,7 @@ struct RunOptions {
   at::ScalarType type = at::kFloat;
   bool replay = false;
   int64_t head_groups = 1;
+  int64_t segment_tokens = 0;        // 0: whole.
   int64_t mixture_chunk_tokens = 0;  // 0: whole.
   int64_t head_chunk_tokens = 1024;
 };

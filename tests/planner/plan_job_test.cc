@@ -248,6 +248,7 @@ TEST(PlanJob, YarnOfTheJobIsTheModels) {
   config["model_type"] = "mixtral";
   config.erase("rope_scaling");
   config.erase("moe_intermediate_size");
+  config.erase("norm_topk_prob");
   WriteText(directory / "config.json", config.dump());
   EXPECT_TRUE(PlanJob(spec, LargeNode()).ok());
   spec.mutable_model()->mutable_rope_scaling()->set_kind(v1::ROPE_SCALING_KIND_YARN);

@@ -1,7 +1,6 @@
 #include "runtime/ops/cuda/wide_head_attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "runtime/base/check.h"
