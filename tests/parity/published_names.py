@@ -33,5 +33,5 @@ def published(model_type, tensors):
 
 
 def is_decayed(name):
-    """Weight decay by name: all but norms and biases."""
-    return "norm" not in name and not name.endswith(".bias")
+    """Weight decay by name: all but norms, biases, convolutions, and Gated DeltaNet's A_log and dt_bias."""
+    return not any(part in name for part in ("norm", "conv1d", "A_log", "dt_bias")) and not name.endswith(".bias")
