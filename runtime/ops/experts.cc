@@ -20,13 +20,28 @@ void ForEachExpert(const std::vector<int64_t>& rows_by_expert, const Visit& visi
   }
 }
 
+// For fewer rows the CPU's library takes kernels that add up in another order, so that an expert's result for a token
+// would depend on how many other tokens of the chunk it serves.
+constexpr int64_t kFewestRows = 64;
+
+// y = x @ w, a row's bits the same whatever the others are.
+void RowsProduct(at::Tensor y, const at::Tensor& x, const at::Tensor& w) {
+  const int64_t rows = x.size(0);
+  if (rows >= kFewestRows || !x.is_cpu()) {
+    at::mm_out(y, x, w);
+    return;
+  }
+  at::Tensor padded = at::zeros({kFewestRows, x.size(1)}, x.options());
+  padded.narrow(0, 0, rows).copy_(x);
+  y.copy_(at::mm(padded, w).narrow(0, 0, rows));
+}
+
 // y = x @ w[e] for each expert's rows; w [E, in, out], perhaps a transposed view.
 at::Tensor GroupedProduct(const at::Tensor& x, const at::Tensor& w,
                           const std::vector<int64_t>& rows_by_expert) {
   at::Tensor y = at::empty({x.size(0), w.size(2)}, x.options());
   ForEachExpert(rows_by_expert, [&](int64_t expert, int64_t first_row, int64_t rows) {
-    at::Tensor y_rows = y.narrow(0, first_row, rows);
-    at::mm_out(y_rows, x.narrow(0, first_row, rows), w.select(0, expert));
+    RowsProduct(y.narrow(0, first_row, rows), x.narrow(0, first_row, rows), w.select(0, expert));
   });
   return y;
 }

@@ -62,7 +62,7 @@ TEST(MixerTest, HeadGroupsAddUpToTheWholeWithinFp32Rounding) {
     }
     ExpectNear(FinishMixer(x, sum), y, 1e-6, name + " y");
     ExpectNear(FinishMixer(dy, dsum), dx, 1e-6, name + " dx");
-    ExpectNear(gradients, whole_gradients, 2e-6, name);
+    ExpectNear(gradients, whole_gradients, 1e-6, name);
     EXPECT_EQ(part_bytes, whole.bytes() - static_cast<int64_t>(x.nbytes())) << name;
   }
 }
