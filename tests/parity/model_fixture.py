@@ -199,7 +199,7 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     for seed, (name, settings) in enumerate(CASES.items()):
         write_case(output / name, settings, seed, DOCUMENTS, AUXILIARY_COEFFICIENT.get(name, 0.0), bf16=False)
-    for family, settings in (("qwen3", QWEN3), ("mixtral", MIXTRAL)):
+    for family, settings in (("qwen3", QWEN3), ("mixtral", MIXTRAL), ("qwen3-5", QWEN35)):
         for seed in BF16_SEEDS:
             write_case(output / f"bf16-{family}-{seed}", settings, 100 + seed, [0, BF16_TOKENS], 0.0, bf16=True)
     stamp_file.write_text(stamp)

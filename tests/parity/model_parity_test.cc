@@ -24,7 +24,7 @@ const std::vector<std::string> kFp32Cases = {
 
 std::vector<std::string> Bf16Cases() {
   std::vector<std::string> cases;
-  for (const char* family : {"qwen3", "mixtral"}) {
+  for (const char* family : {"qwen3", "mixtral", "qwen3-5"}) {
     for (int seed = 0; seed < 5; ++seed) {
       cases.push_back(std::string("bf16-") + family + "-" + std::to_string(seed));
     }
