@@ -60,7 +60,22 @@ CASES |= {
     "qwen3-5-yarn": dict(QWEN35, rope_parameters=dict(QWEN35["rope_parameters"], rope_type="yarn", factor=4.0,
                                                       original_max_position_embeddings=32)),
 }
-AUXILIARY_COEFFICIENT = {"qwen3-unnormalized": 0.02, "mixtral-window": 0.01, "qwen3-5-groups-of-4": 0.01}
+# Five layers with a window shorter than the documents, one of wider heads, fewer key/value heads, and keys for values.
+# Without a padding token: transformers drops its row of the embedding's gradient.
+GEMMA4 = dict(SHARED, model_type="gemma4_text", num_hidden_layers=6, num_key_value_heads=3, tie_word_embeddings=True,
+              sliding_window=16, global_head_dim=32, num_global_key_value_heads=2, attention_k_eq_v=True,
+              num_kv_shared_layers=0, hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=3,
+              moe_intermediate_size=40, intermediate_size=24, hidden_activation="gelu_pytorch_tanh",
+              final_logit_softcapping=0.5, pad_token_id=None, rope_parameters={
+                  "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                  "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0,
+                                     "partial_rotary_factor": 0.25}})
+CASES |= {
+    "gemma4": GEMMA4,
+    "gemma4-own-values": dict(GEMMA4, attention_k_eq_v=False, final_logit_softcapping=None, num_hidden_layers=2,
+                              layer_types=["sliding_attention", "full_attention"]),
+}
+AUXILIARY_COEFFICIENT = {"gemma4-own-values": 0.01, "qwen3-unnormalized": 0.02, "mixtral-window": 0.01, "qwen3-5-groups-of-4": 0.01}
 DOCUMENTS = [0, 37, 38, 91, 128]  # Odd lengths, one of a single token.
 BF16_TOKENS = 48
 CANDIDATES = 12  # About one in four is clear at every layer.
@@ -72,11 +87,18 @@ def initial(model_type, name, values):
     zero_centred = model_type == "qwen3_5_moe_text" and "linear_attn.norm" not in name
     if "norm" in name:
         return 0.1 * values if zero_centred else 1 + 0.1 * values
+    if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+        return 1 + 0.2 * values
     if name.endswith("conv1d.weight"):
         return 0.3 * values
     if name.endswith(("A_log", "dt_bias")):
         return 0.5 * values
     return 0.02 * values
+
+
+def frozen(model):
+    """Of the saved tensors those that are not trained."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
 
 
 def make_model(settings, seed, representable):
@@ -87,15 +109,11 @@ def make_model(settings, seed, representable):
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EAGER)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in [*model.named_parameters(), *frozen(model)]:
             values = torch.randn(parameter.shape, generator=generator)
             values = initial(settings_type, name, values)
             parameter.copy_(values.bfloat16().float() if representable else values)
     return model
-
-
-def routed_layers(model):
-    return [layer for layer in model.model.layers if hasattr(layer.mlp, "gate")]
 
 
 class RouterTap:
@@ -103,18 +121,25 @@ class RouterTap:
 
     def __init__(self, model):
         self.logits = []
-        for layer in routed_layers(model):
-            layer.mlp.gate.register_forward_hook(lambda module, inputs, output: self.logits.append(output[0]))
+        for layer in model.model.layers:
+            if hasattr(layer, "router"):
+                layer.router.proj.register_forward_hook(lambda module, inputs, output: self.logits.append(output))
+            elif hasattr(layer.mlp, "gate"):
+                layer.mlp.gate.register_forward_hook(lambda module, inputs, output: self.logits.append(output[0]))
 
     def take(self):
         logits, self.logits = self.logits, []
         return logits
 
 
+def experts_per_token(config):
+    return getattr(config, "top_k_experts", None) or config.num_experts_per_tok
+
+
 def draw_clear_tokens(model, count, generator):
     """Tokens such that the K-th and the next router logit differ by ROUTING_MARGIN at every token and layer."""
     tap = RouterTap(model)
-    top_k = model.config.num_experts_per_tok
+    top_k = experts_per_token(model.config)
     tokens = torch.empty(0, dtype=torch.long)
     with torch.no_grad():
         while len(tokens) < count:
@@ -143,11 +168,12 @@ def reference(model, ids, targets, documents, coefficient):
     loss = torch.nn.functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum") / valid
     config = model.config
     experts = getattr(config, "num_experts", None) or config.num_local_experts
-    auxiliary = load_balancing_loss_func(by_layer, experts, config.num_experts_per_tok)
+    auxiliary = load_balancing_loss_func(by_layer, experts, experts_per_token(config))
     (loss + coefficient * auxiliary).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert all(gradient is not None for gradient in gradients.values())
-    chosen = [layer.topk(config.num_experts_per_tok).indices.sort(1).values for layer in by_layer]
+    gradients |= {name: torch.zeros_like(buffer) for name, buffer in frozen(model)}
+    chosen = [layer.topk(experts_per_token(config)).indices.sort(1).values for layer in by_layer]
     return {"logits": logits.detach(), "loss": loss.detach()[None], "auxiliary_loss": auxiliary.detach()[None],
             **{f"gradient.{name}": gradient
                for name, gradient in published_names.published(config.model_type, gradients).items()}}, chosen

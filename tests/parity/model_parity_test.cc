@@ -18,9 +18,17 @@ namespace {
 constexpr double kLogitsBar = 1e-5;
 constexpr double kGradientBar = 1e-4;
 
-const std::vector<std::string> kFp32Cases = {
-    "qwen3", "qwen3-unnormalized", "qwen3-yarn-2", "qwen3-yarn-4", "mixtral", "mixtral-window",
-    "qwen3-5", "qwen3-5-groups-of-4", "qwen3-5-yarn"};
+const std::vector<std::string> kFp32Cases = {"qwen3",
+                                             "qwen3-unnormalized",
+                                             "qwen3-yarn-2",
+                                             "qwen3-yarn-4",
+                                             "mixtral",
+                                             "mixtral-window",
+                                             "qwen3-5",
+                                             "qwen3-5-groups-of-4",
+                                             "qwen3-5-yarn",
+                                             "gemma4",
+                                             "gemma4-own-values"};
 
 std::vector<std::string> Bf16Cases() {
   std::vector<std::string> cases;
