@@ -26,7 +26,9 @@ import published_names
 
 VOCABULARY = 199
 IGNORED = -1
-ROUTING_MARGIN = 0.02  # Of the logits; a BF16 run moves them by about 0.002.
+# Of the router's logits; a BF16 run moves them by about 0.002, Gemma 4's by 0.01.
+ROUTING_MARGIN = 0.02
+GEMMA4_ROUTING_MARGIN = 0.05
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 # Every asymmetry: hidden size != heads * head size, fewer key/value heads, K < E, 2I != H.
@@ -70,10 +72,10 @@ GEMMA4 = dict(SHARED, model_type="gemma4_text", num_hidden_layers=6, num_key_val
                   "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
                   "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0,
                                      "partial_rotary_factor": 0.25}})
+GEMMA4_SHORT = dict(GEMMA4, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
 CASES |= {
     "gemma4": GEMMA4,
-    "gemma4-own-values": dict(GEMMA4, attention_k_eq_v=False, final_logit_softcapping=None, num_hidden_layers=2,
-                              layer_types=["sliding_attention", "full_attention"]),
+    "gemma4-own-values": dict(GEMMA4_SHORT, attention_k_eq_v=False, final_logit_softcapping=None),
 }
 AUXILIARY_COEFFICIENT = {"gemma4-own-values": 0.01, "qwen3-unnormalized": 0.02, "mixtral-window": 0.01, "qwen3-5-groups-of-4": 0.01}
 DOCUMENTS = [0, 37, 38, 91, 128]  # Odd lengths, one of a single token.
@@ -89,6 +91,8 @@ def initial(model_type, name, values):
         return 0.1 * values if zero_centred else 1 + 0.1 * values
     if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
         return 1 + 0.2 * values
+    if name.endswith("router.proj.weight"):
+        return 0.15 * values  # Its input is scaled by hidden_size ** -0.5.
     if name.endswith("conv1d.weight"):
         return 0.3 * values
     if name.endswith(("A_log", "dt_bias")):
@@ -137,7 +141,8 @@ def experts_per_token(config):
 
 
 def draw_clear_tokens(model, count, generator):
-    """Tokens such that the K-th and the next router logit differ by ROUTING_MARGIN at every token and layer."""
+    """Tokens such that the K-th and the next router logit differ by the margin at every token and layer."""
+    margin = GEMMA4_ROUTING_MARGIN if model.config.model_type == "gemma4_text" else ROUTING_MARGIN
     tap = RouterTap(model)
     top_k = experts_per_token(model.config)
     tokens = torch.empty(0, dtype=torch.long)
@@ -149,7 +154,7 @@ def draw_clear_tokens(model, count, generator):
             clear = torch.ones(len(candidates), dtype=torch.bool)
             for logits in tap.take():
                 best = logits.view(len(candidates), -1, logits.shape[-1])[:, -1].sort(1, descending=True).values
-                clear &= best[:, top_k - 1] - best[:, top_k] > ROUTING_MARGIN
+                clear &= best[:, top_k - 1] - best[:, top_k] > margin
             if clear.any():
                 tokens = torch.cat([tokens, candidates[clear][:1]])
     return tokens
@@ -201,7 +206,7 @@ def write_case(folder, settings, seed, documents, coefficient, bf16):
     if bf16:
         # from_pretrained, not .to(): the latter would round the rotary frequencies as well.
         narrow = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **EAGER)
-        assert narrow.model.rotary_emb.inv_freq.dtype == torch.float32
+        assert all(buffer.dtype == torch.float32 for name, buffer in narrow.named_buffers() if "inv_freq" in name)
         assert narrow.model.embed_tokens.weight.dtype == torch.bfloat16
         tensors, narrow_chosen = reference(narrow, ids, targets, documents, coefficient)
         assert all(torch.equal(a, b) for a, b in zip(chosen, narrow_chosen)), "a routing decision was close"
@@ -225,7 +230,7 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     for seed, (name, settings) in enumerate(CASES.items()):
         write_case(output / name, settings, seed, DOCUMENTS, AUXILIARY_COEFFICIENT.get(name, 0.0), bf16=False)
-    for family, settings in (("qwen3", QWEN3), ("mixtral", MIXTRAL)):
+    for family, settings in (("qwen3", QWEN3), ("mixtral", MIXTRAL), ("gemma4", GEMMA4_SHORT)):
         for seed in BF16_SEEDS:
             write_case(output / f"bf16-{family}-{seed}", settings, 100 + seed, [0, BF16_TOKENS], 0.0, bf16=True)
     stamp_file.write_text(stamp)
