@@ -14,6 +14,7 @@
 namespace oom {
 namespace {
 
+using testing::TinyGemmaConfig;
 using testing::TinyMixtralConfig;
 using testing::TinyQwenConfig;
 using testing::WithKey;
@@ -76,9 +77,24 @@ TEST(Units, PublishedModelsHaveTheirPublishedTensorAndParameterCounts) {
   }
 }
 
+TEST(Units, GemmaHasItsPublishedTensorAndParameterCounts) {
+  const ModelDescription model = Geometry("gemma4-26b-a4b");
+  const auto units = BuildUnits(model, 1);
+  ASSERT_EQ(units.size(), 2u + 2 * 30);
+  EXPECT_EQ(Parameters(units.front()), 738'197'504);
+  for (size_t u = 1; u + 1 < units.size(); u += 2) {
+    const int64_t mixer = units[u].layer % 6 == 5 ? 49'021'952 : 34'603'520;
+    EXPECT_EQ(Parameters(units[u]), mixer + 363'392 + 17'842'176 + 19'713) << units[u].name;
+    EXPECT_EQ(Parameters(units[u + 1]), 761'266'176) << units[u + 1].name;
+  }
+  EXPECT_EQ(Parameters(units.back()), 2'816);
+  EXPECT_EQ(ParameterCount(units), 25'233'141'790);
+  EXPECT_EQ(PublishedTensors(model, units).size(), 657u);
+}
+
 TEST(Units, PaddingCostsUnderHalfAPercentOnPublishedGeometries) {
-  for (const char* name :
-       {"mixtral-8x7b", "qwen3-30b-a3b", "qwen3.6-35b-a3b", "qwen3.5-122b-a10b"}) {
+  for (const char* name : {"mixtral-8x7b", "qwen3-30b-a3b", "qwen3.6-35b-a3b", "qwen3.5-122b-a10b",
+                           "gemma4-26b-a4b"}) {
     int64_t padded = 0;
     const auto units = BuildUnits(Geometry(name), 8);
     for (const ParameterUnit& unit : units) padded += unit.elements;
@@ -137,6 +153,16 @@ TEST(Units, ExactlyTheNormsAreNotDecayed) {
   }
 }
 
+TEST(Units, GemmasRouterScalesAndLayerScaleAreNotDecayedEither) {
+  for (const ParameterUnit& unit : BuildUnits(Parse(TinyGemmaConfig()), 1)) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      const bool decays =
+          tensor.name.find("norm") == std::string::npos && !tensor.name.ends_with("_scale");
+      EXPECT_EQ(tensor.decayed, decays) << tensor.name;
+    }
+  }
+}
+
 TEST(Units, TiedHeadHasOnlyTheFinalNorm) {
   const ModelDescription model = Parse(WithKey(TinyQwenConfig(), "tie_word_embeddings", "true"));
   const auto units = BuildUnits(model, 1);
@@ -149,7 +175,7 @@ TEST(Units, TiedHeadHasOnlyTheFinalNorm) {
 }
 
 TEST(PublishedTensors, CoverEveryParameterOnceAndInRisingOrder) {
-  for (const std::string& config : {TinyQwenConfig(), TinyMixtralConfig()}) {
+  for (const std::string& config : {TinyQwenConfig(), TinyMixtralConfig(), TinyGemmaConfig()}) {
     const ModelDescription model = Parse(config);
     const auto units = BuildUnits(model, 2);
     std::map<std::pair<int64_t, int64_t>, int64_t> covered;

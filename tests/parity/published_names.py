@@ -8,7 +8,7 @@ _QWEN3 = {"gate": "mlp.experts.{}.gate_proj.weight", "up": "mlp.experts.{}.up_pr
 _MIXTRAL = {"gate": "block_sparse_moe.experts.{}.w1.weight", "up": "block_sparse_moe.experts.{}.w3.weight",
             "down": "block_sparse_moe.experts.{}.w2.weight", "block": "block_sparse_moe."}
 _FAMILIES = {"qwen3_moe": _QWEN3, "mixtral": _MIXTRAL}
-_AS_IN_TRANSFORMERS = ("qwen3_5_moe_text",)
+_AS_IN_TRANSFORMERS = ("qwen3_5_moe_text", "gemma4_text")
 
 
 def published(model_type, tensors):
