@@ -86,24 +86,17 @@ TEST_P(Fp32ParityTest, ReplayGivesTheBitsOfKeeping) {
   }
 }
 
-// Goal: a partition changes no bit of the forward but by query heads, whose results are added up, and nothing of the
-// gradients beyond the order of their sums: 1e-6 an operator (mixer_test, mixture_test, gated_delta_net_test), of which a
-// whole model's gradients have gone through several. (One LibTorch thread: see the test's environment.)
-TEST_P(Fp32ParityTest, PartsGiveWhatTheWholeGives) {
+// Goal: a partition changes no bit of the forward but by query heads, whose results are added up. One LibTorch thread:
+// see the test's environment. (Gradients by parts are held operator by operator: mixer_test, mixture_test,
+// gated_delta_net_test.)
+TEST_P(Fp32ParityTest, PartsGiveTheLogitsOfTheWhole) {
   const GoldenCase golden = ReadGoldenCase(GetParam());
   const RunResult whole = RunModel(golden, {});
-  const auto hold = [&](const RunResult& parts) {
-    for (const auto& [name, gradient] : whole.gradients) {
-      EXPECT_LE(RelativeError(parts.gradients.at(name), gradient), 3e-6) << name;
-    }
-  };
   const RunResult by_token =
       RunModel(golden, {.segment_tokens = 64, .mixture_chunk_tokens = 64, .head_chunk_tokens = 64});
   EXPECT_TRUE(at::equal(by_token.logits_TV, whole.logits_TV));
-  hold(by_token);
   const RunResult by_head = RunModel(golden, {.head_groups = 2});
   EXPECT_LE(RelativeError(by_head.logits_TV, whole.logits_TV), 1e-6);
-  hold(by_head);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Fp32ParityTest, ::testing::ValuesIn(kFp32Cases),
