@@ -136,7 +136,7 @@ Result<std::string> JobFileForModel(const std::string& model) {
          "  max_gradient_norm: 1.0\n"
          "\n# constant, linear, cosine or warmup_stable_decay.\n"
          "schedule: {kind: cosine, warmup_steps: 100, minimum_ratio: 0.1}\n"
-         "\n# Coefficient of the load-balancing loss of the experts' router.\n"
+         "\n# Coefficient of the load-balancing loss of the experts' router; not with accumulation.\n"
          "# router: {auxiliary_loss: 0.0}\n"
          "\n# bfloat16 keeps exact FP32 masters; float32 computes in FP32 too.\n"
          "precision: bfloat16\n"
