@@ -237,8 +237,8 @@ Status CudaDataPlane::PublishRouterCounts(int64_t step, const int64_t* choices_E
   return StoreWord(options_.page->router_counted(options_.rank), step + 1);
 }
 
-// The copy of the step before has left the staging once this rank's own word is there: the stream stored it behind that
-// copy.
+// The copy of the step before has left the staging once this rank's own word is there: the stream
+// stored it behind that copy.
 Result<int64_t> CudaDataPlane::SumRouterCounts(int64_t step, int64_t* choices_E) {
   OOM_RETURN_IF_ERROR(Await(options_.page->router_counted(options_.rank), step + 1));
   const std::span<int64_t> sum(scratch_.router_choices,

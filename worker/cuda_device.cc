@@ -162,8 +162,8 @@ class CudaDevice : public WorkerDevice {
     scratch_.finite = reinterpret_cast<int32_t*>(finite_.data());
     std::fill_n(scratch_.finite, layout.chunks().size(), 1);
     if (const int64_t experts = page.layout().expert_count; experts > 0) {
-      OOM_ASSIGN_OR_RETURN(router_choices_, PinnedMemory::Allocate(
-                                                experts * static_cast<int64_t>(sizeof(int64_t))));
+      OOM_ASSIGN_OR_RETURN(router_choices_,
+                           PinnedMemory::Allocate(experts * static_cast<int64_t>(sizeof(int64_t))));
       scratch_.router_choices = reinterpret_cast<int64_t*>(router_choices_.data());
     }
     if (layout.exchanges()) {

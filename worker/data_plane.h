@@ -76,11 +76,11 @@ class DataPlane {
   Status StoreBoundary(const Node& node, const std::byte* from);
   Status LoadBoundary(const Node& node, std::byte* to);
 
-  // Load-balancing loss of several ranks. Once this rank's forward is done: what its routers chose, int64 [E] in the
-  // device's memory, and its tokens summed over routed layers.
+  // Load-balancing loss of several ranks. Once this rank's forward is done: what its routers chose,
+  // int64 [E] in the device's memory, and its tokens summed over routed layers.
   virtual Status PublishRouterCounts(int64_t step, const int64_t* choices_E, int64_t tokens) = 0;
-  // Waits for every rank's counts of the step, this one's included, and leaves their sum, in rank order, in `choices_E`
-  // (device memory); returns the tokens of all. kAborted if the attempt ends.
+  // Waits for every rank's counts of the step, this one's included, and leaves their sum, in rank
+  // order, in `choices_E` (device memory); returns the tokens of all. kAborted if the attempt ends.
   virtual Result<int64_t> SumRouterCounts(int64_t step, int64_t* choices_E) = 0;
 
   virtual Status PublishLoss(int64_t step, const Loss& loss) = 0;

@@ -269,7 +269,10 @@ Status StepRunner::Head(const Node& node, int64_t step) {
       HeadViews(unit, options_.arena->At(*graph_, node.gradient), gradient_options_);
   const at::Tensor x = std::move(activation_.back());
   // The others need it as soon as there is something; this rank needs theirs after the head alone.
-  OOM_RETURN_IF_ERROR(PublishRouting(step));
+  if (router_stats_.tokens > 0 && options_.plan->rank_count() > 1) {
+    OOM_RETURN_IF_ERROR(options_.data_plane->PublishRouterCounts(
+        step, router_stats_.count_E.const_data_ptr<int64_t>(), router_stats_.tokens));
+  }
   const int64_t valid = batch().valid_targets;
   const HeadLossResult result = HeadLoss(
       *options_.model, HeadViews(unit, base, weight_options_), x, batch().targets,
@@ -277,11 +280,7 @@ Status StepRunner::Head(const Node& node, int64_t step) {
        .chunk_tokens = HeadChunkTokens(*options_.plan, x.size(0))},
       &gradients);
   upstream_ = result.dx_TH;
-  if (node.micro_batch == 0) {
-    loss_sum_ = result.loss_sum;
-  } else {
-    loss_sum_.add_(result.loss_sum);
-  }
+  loss_sum_ = node.micro_batch == 0 ? result.loss_sum : loss_sum_.add_(result.loss_sum);
   OOM_RETURN_IF_ERROR(Balance(step));
   if (!last_micro_batch(node)) return Status::Ok();
   return options_.data_plane->PublishLoss(
@@ -291,20 +290,13 @@ Status StepRunner::Head(const Node& node, int64_t step) {
                  auxiliary_loss_.defined() ? auxiliary_loss_.const_data_ptr<double>() : nullptr});
 }
 
-Status StepRunner::PublishRouting(int64_t step) {
-  if (router_stats_.tokens == 0 || options_.plan->rank_count() == 1) return Status::Ok();
-  return options_.data_plane->PublishRouterCounts(
-      step, router_stats_.count_E.const_data_ptr<int64_t>(), router_stats_.tokens);
-}
-
 Status StepRunner::Balance(int64_t step) {
   if (router_stats_.tokens == 0) return Status::Ok();
   RouterStats of_all = router_stats_;
   if (options_.plan->rank_count() > 1) {
     of_all.count_E = at::empty_like(router_stats_.count_E);
-    OOM_ASSIGN_OR_RETURN(
-        of_all.tokens, options_.data_plane->SumRouterCounts(
-                           step, of_all.count_E.mutable_data_ptr<int64_t>()));
+    OOM_ASSIGN_OR_RETURN(of_all.tokens, options_.data_plane->SumRouterCounts(
+                                            step, of_all.count_E.mutable_data_ptr<int64_t>()));
   }
   balance_ = MakeLoadBalanceTerm(of_all, options_.auxiliary_loss);
   // Linear in the probabilities, which are this rank's: its share.

@@ -53,9 +53,7 @@ class StepRunner : public NodeRunner {
   Status ForwardMixer(const Node& node, int64_t step);
   Status ForwardMixture(const Node& node, int64_t step);
   Status Head(const Node& node, int64_t step);
-  // Load-balancing loss: this rank's part of what all ranks have to know; then, once they do, balance_ and
-  // auxiliary_loss_.
-  Status PublishRouting(int64_t step);
+  // Load-balancing loss: balance_ and auxiliary_loss_, once all ranks have published their routing.
   Status Balance(int64_t step);
   Status EvaluationHead(const Node& node, int64_t step);
   Status ReplayMixer(const Node& node, int64_t step);
@@ -112,7 +110,7 @@ class StepRunner : public NodeRunner {
   RouterStats router_stats_;         // Of this rank.
   LoadBalanceTerm balance_;          // Of the step, over all ranks.
   at::Tensor loss_sum_;              // FP64 scalar.
-  at::Tensor auxiliary_loss_;        // FP64 scalar, this rank's share; undefined where the job has no such loss.
+  at::Tensor auxiliary_loss_;        // FP64 scalar, this rank's share; undefined without such a loss.
   std::vector<at::Tensor> embedding_upstream_;
   std::vector<at::Tensor> embedding_tokens_;
   at::Tensor row_sums_;              // FP32, by rising token; perhaps with room for more rows.

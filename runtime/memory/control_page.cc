@@ -136,13 +136,11 @@ RouterCounts ControlPage::router_counts(int rank, int64_t step) const {
   auto* entry = reinterpret_cast<int64_t*>(
       base_ + RankRecordsOffset(WordCount(layout_)) + RecordBytes(layout_) +
       (rank * kStepRing + step % kStepRing) * RouterCountBytes(layout_));
-  return {.tokens = entry[0],
-          .choices_E = {entry + 1, static_cast<size_t>(layout_.expert_count)}};
+  return {.tokens = entry[0], .choices_E = {entry + 1, static_cast<size_t>(layout_.expert_count)}};
 }
 
 std::span<double> ControlPage::norm_squares() const {
-  auto* squares =
-      reinterpret_cast<double*>(base_ + NormSquaresOffset(layout_, WordCount(layout_)));
+  auto* squares = reinterpret_cast<double*>(base_ + NormSquaresOffset(layout_, WordCount(layout_)));
   return {squares, static_cast<size_t>(layout_.block_count)};
 }
 

@@ -22,7 +22,8 @@ class AuxiliaryLossTest(harness.NodeTest):
     def setUpClass(cls):
         super().setUpClass()
         cls.model = harness.write_model(cls.folder / "model", seed=31)
-        cls.data = harness.write_data(cls.folder / "train", tokens=32 * GLOBAL_BATCH * STEPS + 1, documents=150, seed=32)
+        cls.data = harness.write_data(cls.folder / "train", tokens=32 * GLOBAL_BATCH * STEPS + 1, documents=150,
+                                      seed=32)
         cls.held_out = harness.write_data(cls.folder / "held-out", tokens=32 * 6 + 1, documents=9, seed=33)
 
     @classmethod
@@ -71,7 +72,8 @@ class AuxiliaryLossTest(harness.NodeTest):
 
     def test_the_gradient_is_that_of_the_whole_batch(self):
         # After one step the first moment is the gradient, times a constant. The coefficient makes this loss count.
-        settings = dict(router={"auxiliary_loss": 1.0}, steps=1, schedule=None, checkpoint={"every_steps": 1, "keep": 2})
+        settings = dict(router={"auxiliary_loss": 1.0}, steps=1, schedule=None,
+                        checkpoint={"every_steps": 1, "keep": 2})
         output = self.folder / "strong-reference"
         reference.run(self.job("strong-1", **settings), output, state_steps=(1,))
         for ranks in (1, 2, 4):

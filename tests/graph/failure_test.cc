@@ -107,8 +107,8 @@ TEST(Abort, AtAnyPointChunksAreWholeAndNothingLaterIsApplied) {
   }
 }
 
-// Goal: no rank waits for router counts that never come. Method: in step 2 one of two ranks fails, or stands still,
-// before it has published its own, once the other has and so waits for them.
+// Goal: no rank waits for router counts that never come. Method: in step 2 one of two ranks fails,
+// or stands still, before it has published its own, once the other has and so waits for them.
 TEST(Abort, EndsTheWaitForAnotherRanksRouterCounts) {
   for (const bool by_failure : {true, false}) {
     Random random(12);
@@ -144,8 +144,8 @@ TEST(Abort, EndsTheWaitForAnotherRanksRouterCounts) {
     }
     std::multiset<Code> codes;
     for (int rank = 0; rank < 2; ++rank) codes.insert(run.Join(rank).code());
-    EXPECT_EQ(codes, (std::multiset<Code>{by_failure ? Code::kInternal : Code::kAborted,
-                                          Code::kAborted}));
+    EXPECT_EQ(codes,
+              (std::multiset<Code>{by_failure ? Code::kInternal : Code::kAborted, Code::kAborted}));
     EXPECT_EQ(page->router_counted(0).Load() + page->router_counted(1).Load(), 2u + 3u);
   }
 }

@@ -125,15 +125,14 @@ Status FakeWorker::ReadUnitAgain(int64_t unit, int64_t buffer, int64_t step) {
 Status FakeWorker::ExchangeRouterCounts(const Node& node, int64_t step) {
   const auto experts = static_cast<size_t>(options_.page->layout().expert_count);
   const auto count = [&](int rank, uint64_t e) {
-    return static_cast<int64_t>(Mix(options_.seed, static_cast<uint64_t>(step),
-                                    static_cast<uint64_t>(rank), e) %
-                                (uint64_t{1} << 40));
+    return static_cast<int64_t>(
+        Mix(options_.seed, static_cast<uint64_t>(step), static_cast<uint64_t>(rank), e) %
+        (uint64_t{1} << 40));
   };
   std::vector<int64_t> own, sum(experts), expected(experts);
   int64_t expected_tokens = 0;
   for (size_t e = 0; e < experts; ++e) own.push_back(count(options_.rank, e));
-  OOM_RETURN_IF_ERROR(
-      plane_.PublishRouterCounts(step, own.data(), count(options_.rank, experts)));
+  OOM_RETURN_IF_ERROR(plane_.PublishRouterCounts(step, own.data(), count(options_.rank, experts)));
   OOM_ASSIGN_OR_RETURN(const int64_t tokens, plane_.SumRouterCounts(step, sum.data()));
   for (int rank = 0; rank < options_.job->plan.rank_count(); ++rank) {
     expected_tokens += count(rank, experts);

@@ -39,10 +39,9 @@ std::vector<SharedWord*> AllWords(ControlPage& page) {
       words.push_back(&page.landed(rank, chunk));
   }
   for (int rank = 0; rank < page.layout().rank_count; ++rank) {
-    words.insert(words.end(),
-                 {&page.loss_known(rank), &page.step_done(rank), &page.heartbeat(rank),
-                  &page.exchange_ready(rank), &page.exchange_read(rank),
-                  &page.router_counted(rank)});
+    words.insert(words.end(), {&page.loss_known(rank), &page.step_done(rank), &page.heartbeat(rank),
+                               &page.exchange_ready(rank), &page.exchange_read(rank),
+                               &page.router_counted(rank)});
   }
   return words;
 }
@@ -111,14 +110,14 @@ TEST(ControlPage, ANewPageIsZeroWhateverTheOldOneSaid) {
 
 TEST(ControlPage, AnotherLayoutIsRefused) {
   const auto page = MakePage();
-  for (const ControlPage::Layout& layout :
-       {ControlPage::Layout{.rank_count = 2, .chunk_count = 7, .block_count = 41, .expert_count = 10},
-        ControlPage::Layout{.rank_count = 3, .chunk_count = 8, .block_count = 41, .expert_count = 10},
-        ControlPage::Layout{.rank_count = 3, .chunk_count = 7, .block_count = 42, .expert_count = 10},
-        ControlPage::Layout{.rank_count = 3, .chunk_count = 7, .block_count = 41, .expert_count = 11},
-        ControlPage::Layout{.rank_count = 3, .chunk_count = 7, .block_count = 41},
-        ControlPage::Layout{
-            .rank_count = 3, .chunk_count = 70000, .block_count = 41, .expert_count = 10}}) {
+  std::vector<ControlPage::Layout> others(6, kLayout);
+  others[0].rank_count = 2;
+  others[1].chunk_count = 8;
+  others[2].block_count = 42;
+  others[3].chunk_count = 70000;
+  others[4].expert_count = 11;
+  others[5].expert_count = 0;
+  for (const ControlPage::Layout& layout : others) {
     const auto other = ControlPage::Map(UniqueFd(::dup(page->fd())), layout);
     ASSERT_FALSE(other.ok());
     EXPECT_EQ(other.status().code(), Code::kInvalidArgument) << other.status().ToString();
