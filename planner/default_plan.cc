@@ -5,6 +5,7 @@
 
 #include "planner/job_settings.h"
 #include "planner/memory_account.h"
+#include "planner/workspace_fit.h"
 #include "runtime/base/units.h"
 #include "runtime/graph/graph_builder.h"
 #include "runtime/model/unit.h"
@@ -136,15 +137,19 @@ v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
   const int64_t state_bytes = 12 * ParameterCount(units);
   plan.set_snapshot_staging_bytes(std::clamp(state_bytes / 8, 4_MiB, kStagingBytes));
 
+  const int64_t budget = DeviceBudgetBytes(spec, limits);
+  const auto device_bytes = [&](const v1::Plan& candidate) {
+    return AccountOf(spec, model, candidate, nodes).device_bytes;
+  };
+  if (budget > 0) FitWorkspace(model, device_bytes, budget, &plan);
   if (plan.cuda_devices() && !deferred) {
     const int64_t room = HostRoomBytes(spec, limits, AccountOf(spec, model, plan, nodes)) / ranks;
     const int64_t useful = std::clamp(state_bytes / 10, kBacklogBytes, kLargestBacklogBytes);
     plan.set_backlog_bytes(std::min(useful, kBacklogBytes + room));
   }
-  const int64_t budget = DeviceBudgetBytes(spec, limits);
   const bool several_gpus = plan.cuda_devices() && ranks > 1;
   if (budget == 0 || (several_gpus && !UsesDeviceCollectives(spec))) return plan;
-  const auto fits = [&] { return AccountOf(spec, model, plan, nodes).device_bytes <= budget; };
+  const auto fits = [&] { return device_bytes(plan) <= budget; };
   // From the bottom, where the turn of the step is exposed; what is too large makes room for what is smaller.
   for (const ParameterUnit& unit : units) {
     if (several_gpus && unit.kind == UnitKind::kEmbedding) continue;

@@ -104,6 +104,22 @@ int64_t AttentionWorkspaceBytes(const LayerDescription& layer, int64_t tokens) {
   return std::max(part * query * 12 + results, tokens * query * 8);
 }
 
+// What a mixer's backward takes beside what was kept: of one part, and the sum over parts.
+int64_t MixerBackwardBytes(const LayerDescription& layer, const v1::Plan& plan, int64_t tokens, int64_t row, bool gpu,
+                           int64_t act) {
+  const TokenBytes token = MixerTokenBytes(layer, row, gpu, act);
+  const int64_t result = gpu ? tokens * row : 0;
+  if (layer.mixer == MixerKind::kDeltaNet) {
+    const int64_t segment = plan.partitions().recurrent_segment_tokens();
+    return (segment > 0 ? std::min(segment, tokens) : tokens) * token.backward + result;
+  }
+  const int64_t groups = std::clamp<int64_t>(plan.partitions().attention_head_group_count(), 1,
+                                             layer.attention.kv_head_count);
+  const int64_t sum = groups > 1 ? 2 * tokens * (row / act) * 4 : 0;
+  const int64_t workspace = gpu ? AttentionWorkspaceBytes(layer, tokens) : 0;
+  return (tokens * token.backward + workspace) / groups + sum + result;
+}
+
 // Of the mixture's rows: the experts that each token has, and those that all tokens have.
 struct MixtureRows {
   int64_t routed = 0;
@@ -166,8 +182,7 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
       kept += row_bytes;
     if (layer_plan.retain_mixer()) kept += mixer_saved;
     if (layer_plan.retain_mixture()) kept += mixture_saved(kind, tokens);
-    const int64_t mixer_work = mixer_saved + tokens * mixer.backward +
-                               (gpu ? AttentionWorkspaceBytes(description, tokens) + row_bytes : 0);
+    const int64_t mixer_work = mixer_saved + MixerBackwardBytes(description, plan, tokens, row, gpu, act);
     const int64_t mixture_work = mixture_saved(kind, tokens) + mixture_backward(kind, chunk);
     largest_layer = std::max(largest_layer, mixer_saved + mixture_work + 3 * row_bytes);
     largest_layer = std::max(largest_layer, mixer_work);

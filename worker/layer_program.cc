@@ -4,18 +4,19 @@
 #include <utility>
 
 #include "runtime/ops/delta_mixer.h"
+#include "runtime/ops/precision.h"
 
 namespace oom {
 
 int64_t MixerParts::bytes() const {
-  int64_t sum = 0;
+  int64_t sum = TensorBytes(output);
   for (const MixerSaved& part : heads) sum += part.bytes();
   for (const DeltaMixerSaved& part : segments) sum += part.bytes();
   return sum;
 }
 
 int64_t LayerSaved::bytes() const {
-  int64_t sum = mixer.bytes() + (mixer_output.defined() ? static_cast<int64_t>(mixer_output.nbytes()) : 0);
+  int64_t sum = mixer.bytes() + TensorBytes(mixer_output);
   for (const MixtureSaved& part : mixture) sum += part.bytes();
   return sum;
 }
@@ -70,7 +71,7 @@ at::Tensor LayerProgram::ForwardMixer(int64_t layer, const LayerTensors& weights
                      saved == nullptr ? nullptr : &saved->heads[g], groups[g]);
     sum = sum.defined() ? sum.add_(part) : part;
   }
-  return FinishMixer(x, sum);
+  return FinishMixer(*model_, weights, x, sum, saved == nullptr ? nullptr : &saved->output);
 }
 
 at::Tensor LayerProgram::BackwardMixer(int64_t layer, const LayerTensors& weights,
@@ -83,13 +84,14 @@ at::Tensor LayerProgram::BackwardMixer(int64_t layer, const LayerTensors& weight
   if (saved.heads.size() == 1) {
     return MixerBackward(*model_, description, weights, dh, saved.heads.front(), batch, gradients);
   }
+  const at::Tensor doutput = BeginMixerBackward(*model_, weights, dh, saved.output, gradients);
   at::Tensor sum;
   for (const MixerSaved& of_part : saved.heads) {
     const at::Tensor part =
-        MixerBackward(*model_, description, weights, dh, of_part, batch, gradients);
+        MixerBackward(*model_, description, weights, doutput, of_part, batch, gradients);
     sum = sum.defined() ? sum.add_(part) : part;
   }
-  return FinishMixer(dh, sum);
+  return AddResidual(dh, sum);
 }
 
 // Segment after segment, each with what the one before hands on.

@@ -17,6 +17,7 @@ namespace oom {
 struct MixerParts {
   std::vector<MixerSaved> heads;
   std::vector<DeltaMixerSaved> segments;
+  at::Tensor output;  // What the branch norm takes, where several head groups add up to it.
 
   int64_t bytes() const;
   void clear() { *this = {}; }

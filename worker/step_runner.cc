@@ -55,7 +55,8 @@ StepRunner::StepRunner(const Options& options)
                           .dtype(options.layout->float32() ? at::kFloat : at::kBFloat16)
                           .device(options.device->torch_device())),
       gradient_options_(weight_options_.dtype(at::kFloat)),
-      program_(options.model, options.plan->partitions()) {
+      program_(options.model, options.plan->partitions()),
+      embedding_scale_(EmbeddingScale(*options.model, weight_type())) {
   OOM_CHECK(options_.auxiliary_loss == 0.0 || options_.plan->accumulation() == 1);
   const auto layers = static_cast<size_t>(options_.model->layer_count());
   layer_unit_.assign(layers, -1);
@@ -203,6 +204,7 @@ Status StepRunner::GatherRows(const Node& node, int64_t step) {
       {tokens.const_data_ptr<int32_t>(), static_cast<size_t>(tokens.numel())},
       batches_[slot].tokens.const_data_ptr<int32_t>(), options_.arena->At(*graph_, node.buffer)));
   activation_[0] = View(node.buffer, {tokens.numel(), width}, weight_type());
+  if (embedding_scale_ != 1.0) activation_[0].mul_(embedding_scale_);
   if (KeepsBoundary(0, v1::BOUNDARY_HOME_HOST)) activation_to_store_[0] = activation_[0];
   return Status::Ok();
 }
@@ -381,6 +383,7 @@ Status StepRunner::EmbeddingBackward(const Node& node) {
       single ? embedding_upstream_.front() : at::cat(embedding_upstream_),
       single ? embedding_tokens_.front() : at::cat(embedding_tokens_));
   row_sums_ = rows.sum_UH.to(at::kFloat).contiguous();
+  if (embedding_scale_ != 1.0) row_sums_.mul_(embedding_scale_);
   embedding_upstream_.clear();
   embedding_tokens_.clear();
   return Status::Ok();

@@ -84,6 +84,7 @@ class StepRunner : public NodeRunner {
   const at::TensorOptions weight_options_;
   const at::TensorOptions gradient_options_;
   const LayerProgram program_;
+  const double embedding_scale_;
   std::vector<int64_t> layer_unit_;
   std::vector<int64_t> mixture_unit_;
   const StepGraph* graph_ = nullptr;

@@ -239,24 +239,58 @@ void ReadQwen35(ConfigReader& reader, ModelDescription* model) {
 
 namespace {
 
-// A layer's own head size and key/value heads, as newer files have them.
-void ReadPerLayer(ConfigReader& reader, int64_t layer, AttentionDescription* attention) {
-  const json* all = reader.Find("per_layer_config");
-  if (all == nullptr) return;
-  for (const auto& [name, values] : all->items()) {
-    if (name != std::to_string(layer) && name != "0" + std::to_string(layer)) continue;
-    if (!values.is_object()) {
-      reader.Fail("per_layer_config", "has " + ConfigReader::Excerpt(values) + ", not an object");
-      return;
+// What newer files have in place of Gemma 4's `global_*` keys: layers' own head sizes and key/value
+// heads, by the layer's number, padded with zeros.
+void ReadPerLayer(ConfigReader& reader, const json& all, ModelDescription* model) {
+  if (!all.is_object()) return reader.Fail("per_layer_config", "is not an object");
+  for (const auto& [name, values] : all.items()) {
+    constexpr size_t kMostDigits = 6;
+    const bool number = !name.empty() && name.size() <= kMostDigits &&
+                        name.find_first_not_of("0123456789") == std::string::npos;
+    if (!number || std::stoll(name) >= model->layer_count() || !values.is_object()) {
+      return reader.Fail("per_layer_config", "has \"" + name +
+                                                 "\": " + ConfigReader::Excerpt(values) +
+                                                 ", which is no layer of this model");
     }
     for (const auto& [key, value] : values.items()) {
       if (key != "head_dim" && key != "num_key_value_heads") {
-        reader.Fail("per_layer_config", "has " + key + ", which training does not implement");
+        reader.Fail("per_layer_config." + name + "." + key,
+                    "is " + ConfigReader::Excerpt(value) + ", which training does not implement");
       }
     }
-    attention->head_size = reader.Count(values, "head_dim", attention->head_size, kHeadLimit);
-    attention->kv_head_count =
-        reader.Count(values, "num_key_value_heads", attention->kv_head_count, kHeadLimit);
+    AttentionDescription& attention = model->layers[std::stoull(name)].attention;
+    attention.head_size = reader.Count(values, "head_dim", attention.head_size, kHeadLimit);
+    attention.kv_head_count =
+        reader.Count(values, "num_key_value_heads", attention.kv_head_count, kHeadLimit);
+  }
+}
+
+// Each layer's heads. The global layers' own are in `global_*` keys, or by layer.
+void ReadGemmaHeads(ConfigReader& reader, int64_t head_size, bool key_is_value,
+                    ModelDescription* model) {
+  constexpr int64_t kDefaultGlobalHead = 512;
+  const int64_t global_head = reader.Count("global_head_dim", kDefaultGlobalHead, kHeadLimit);
+  const int64_t kv_heads = model->layers.front().attention.kv_head_count;
+  const int64_t global_kv_heads = reader.Count("num_global_key_value_heads", kv_heads, kHeadLimit);
+  if (const json* all = reader.Find("per_layer_config"); all != nullptr) {
+    ReadPerLayer(reader, *all, model);
+  } else {
+    for (LayerDescription& layer : model->layers) {
+      AttentionDescription& attention = layer.attention;
+      const bool global = attention.sliding_window == 0;
+      attention.head_size = global ? global_head : head_size;
+      if (global && key_is_value) attention.kv_head_count = global_kv_heads;
+    }
+  }
+  for (const LayerDescription& layer : model->layers) {
+    const AttentionDescription& attention = layer.attention;
+    if (attention.query_head_count % attention.kv_head_count != 0) {
+      reader.Fail("num_global_key_value_heads",
+                  "or a layer's does not divide \"num_attention_heads\"");
+    }
+    if (attention.head_size % 2 != 0) {
+      reader.Fail("global_head_dim", "or a layer's is odd; the rotary embedding needs an even one");
+    }
   }
 }
 
@@ -267,12 +301,17 @@ RotaryRule ReadGemmaRope(ConfigReader& reader, const char* kind, double default_
   const json* parameters = reader.Find("rope_parameters");
   const bool proportional = std::string_view(rope_type) == "proportional";
   double partial = proportional ? 0.25 : 1.0;
-  if (parameters != nullptr && parameters->is_object() && parameters->contains(kind)) {
-    const json& rope = (*parameters)[kind];
-    if (!rope.is_object()) {
+  if (parameters != nullptr) {
+    if (!parameters->is_object() || !parameters->contains(kind) ||
+        !(*parameters)[kind].is_object()) {
       reader.Fail("rope_parameters", "has no object \"" + std::string(kind) + "\"");
       return rule;
     }
+    const json& rope = (*parameters)[kind];
+    if (!rope.contains("rope_type")) {
+      reader.Fail("rope_parameters." + std::string(kind) + ".rope_type", "is missing");
+    }
+    partial = 1.0;
     for (const auto& [name, value] : rope.items()) {
       const bool harmless = value.is_null() || name == "rope_theta" ||
                             (name == "rope_type" && value == rope_type) ||
@@ -299,21 +338,24 @@ RotaryRule ReadGemmaRope(ConfigReader& reader, const char* kind, double default_
 
 void ReadGemma4(ConfigReader& reader, ModelDescription* model) {
   const int64_t layer_count = ReadShared(reader, model);
+  // Without the key transformers has a size of its own.
+  if (!reader.root().contains("head_dim")) reader.Fail("head_dim", "is missing");
   AttentionDescription sliding = ReadHeads(reader, model->hidden_size);
   sliding.query_key_norm = true;
   sliding.value_norm = true;
   sliding.score_scale = 1.0;
   AttentionDescription global = sliding;
   sliding.sliding_window = reader.Count("sliding_window", 512, kPositionLimit);
-  global.head_size = reader.Count("global_head_dim", global.head_size, kHeadLimit);
-  global.kv_head_count =
-      reader.Count("num_global_key_value_heads", global.kv_head_count, kHeadLimit);
   global.key_is_value = reader.Flag("attention_k_eq_v", false);
   if (!reader.Flag("enable_moe_block", false)) {
     reader.Fail("enable_moe_block", "is not true; only Gemma 4 with experts is trained");
   }
   reader.RefuseUnless("num_kv_shared_layers", {0});
+  // Without the key transformers makes embeddings for each layer.
   reader.RefuseUnless("hidden_size_per_layer_input", {0});
+  if (!reader.root().contains("hidden_size_per_layer_input")) {
+    reader.Fail("hidden_size_per_layer_input", "is missing; it must be 0");
+  }
   reader.RefuseUnless("use_double_wide_mlp", {false});
   reader.RefuseUnless("hidden_activation", {"gelu_pytorch_tanh"});
   // Concerns images alone.
@@ -336,21 +378,20 @@ void ReadGemma4(ConfigReader& reader, ModelDescription* model) {
   const std::vector<std::string> types =
       ReadLayerTypes(reader, layer_count, {"sliding_attention", "full_attention"});
   for (int64_t layer = 0; layer < layer_count; ++layer) {
-    const bool full = types.empty() ? (layer + 1) % 6 == 0
-                                    : types[static_cast<size_t>(layer)] == "full_attention";
-    LayerDescription description{.attention = full ? global : sliding,
-                                 .mixture = MixtureKind::kRoutedAndDense};
-    AttentionDescription& attention = description.attention;
-    ReadPerLayer(reader, layer, &attention);
-    if (attention.query_head_count % attention.kv_head_count != 0 || attention.head_size % 2 != 0) {
-      reader.Fail("num_global_key_value_heads",
-                  "and the heads of layer " + std::to_string(layer) + " do not divide");
-    }
-    attention.rotary = full ? ReadGemmaRope(reader, "full_attention", 1e6, "proportional",
-                                            attention.head_size)
-                            : ReadGemmaRope(reader, "sliding_attention", 1e4, "default",
-                                            attention.head_size);
-    model->layers.push_back(description);
+    // The last layer is always a full one.
+    const bool full = layer + 1 == layer_count ||
+                      (types.empty() ? (layer + 1) % 6 == 0
+                                     : types[static_cast<size_t>(layer)] == "full_attention");
+    model->layers.push_back(
+        {.attention = full ? global : sliding, .mixture = MixtureKind::kRoutedAndDense});
+  }
+  ReadGemmaHeads(reader, sliding.head_size, global.key_is_value, model);
+  for (LayerDescription& layer : model->layers) {
+    AttentionDescription& attention = layer.attention;
+    attention.rotary =
+        attention.sliding_window == 0
+            ? ReadGemmaRope(reader, "full_attention", 1e6, "proportional", attention.head_size)
+            : ReadGemmaRope(reader, "sliding_attention", 1e4, "default", attention.head_size);
   }
 }
 

@@ -3,14 +3,16 @@
 //   n = norm(x);  q, k, v = n Wq.T, n Wk.T, n Wv.T (v = k where the model has no Wv);
 //   q, k normed by head (if the model has it), then rotated;  v normed by head likewise;
 //   o = causal attention per document;  a = o, or o * logistic(gate) where Wq gives a gate too;
-//   h = x + a Wo.T.
+//   h = x + s, s = a Wo.T; with branch norms h = x + norm(s).
 // Backward, in reverse:
-//   da = dh Wo, dWo += dh.T a;  do = da * logistic(gate), dgate = da * o * logistic'(gate);
+//   ds = dh, or the norm's backward of it;
+//   da = ds Wo, dWo += ds.T a;  do = da * logistic(gate), dgate = da * o * logistic'(gate);
 //   dq, dk, dv;  norms and rotation back;
 //   dn = dq Wq + dk Wk + dv Wv, dWq += dq.T n, ...;
 //   dx = dh + norm backward of dn.
-// Every step after the projections is linear in the sum over head groups, the norm's backward
-// included, so parts add up. Shapes as in layer.h, N and G counting the heads of the part.
+// Every step after the projections but the branch norm is linear in the sum over head groups, the
+// input norm's backward included, so parts add up; the branch norm is of their sum. Shapes as in
+// layer.h, N and G counting the heads of the part.
 
 #include "runtime/ops/device_operators.h"
 #include "runtime/ops/head_slice.h"
@@ -91,7 +93,10 @@ at::Tensor MixerForward(const ModelDescription& model, const LayerDescription& l
               .value_TGd = value,
               .attention = std::move(attention)};
   }
-  if (slice.whole) return at::linear(attended, weights.output).add_(x_TH);
+  if (slice.whole) {
+    return FinishMixer(model, weights, x_TH, at::linear(attended, weights.output),
+                       saved == nullptr ? nullptr : &saved->output_TH);
+  }
   return at::linear(Wide(attended), Wide(slice.Output(weights.output)));
 }
 
@@ -111,9 +116,11 @@ at::Tensor MixerBackward(const ModelDescription& model, const LayerDescription& 
   const QueryAndGate query(saved.query_TNr, slice);
   const at::Tensor& output_TNd = saved.attention.output_TNd;
 
-  at::Tensor dattended = at::mm(dh_TH, slice.Output(weights.output))
+  const at::Tensor dsum_TH =
+      slice.whole ? BeginMixerBackward(model, weights, dh_TH, saved.output_TH, gradients) : dh_TH;
+  at::Tensor dattended = at::mm(dsum_TH, slice.Output(weights.output))
                              .view({tokens, slice.query_heads, slice.head_size});
-  AccumulateWeightGradient(slice.Output(gradients->output), dh_TH,
+  AccumulateWeightGradient(slice.Output(gradients->output), dsum_TH,
                            query.Gated(output_TNd).reshape({tokens, slice.query_width()}));
   at::Tensor dquery_rows = at::empty_like(saved.query_TNr);
   if (query.gate_TNd.defined()) {
@@ -151,7 +158,7 @@ at::Tensor MixerBackward(const ModelDescription& model, const LayerDescription& 
   }
   at::Tensor dx_TH = RmsNormBackward(dnormed_TH, saved.input_TH, weights.input_norm, model.norm,
                                      gradients->input_norm);
-  return slice.whole ? dx_TH.add_(dh_TH).to(dh_TH.scalar_type()) : dx_TH;
+  return slice.whole ? AddResidual(dh_TH, dx_TH) : dx_TH;
 }
 
 }  // namespace oom

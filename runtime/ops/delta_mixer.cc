@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "runtime/base/check.h"
 #include "runtime/ops/rms_norm.h"
 
 namespace oom {
@@ -44,6 +45,7 @@ DeltaMixerOutput DeltaMixerForward(const ModelDescription& model, const LayerDes
                                    const LayerTensors& weights, const at::Tensor& x_TH,
                                    const SequenceSegment& segment, const GatedDeltaNetState& state,
                                    DeltaMixerSaved* saved) {
+  OOM_CHECK_MSG(!model.branch_norms, "no family has branch norms on Gated DeltaNet");
   const at::Tensor x = x_TH.narrow(0, segment.first, segment.tokens());
   const int64_t documents = segment.document_count();
   GatedDeltaNetSaved core;

@@ -7,6 +7,10 @@
 
 namespace oom {
 
+double EmbeddingScale(const ModelDescription& model, at::ScalarType type) {
+  return at::scalar_tensor(model.embedding_scale, at::TensorOptions(type)).item<double>();
+}
+
 at::Tensor EmbeddingForward(const at::Tensor& weight_VH, const at::Tensor& token_T) {
   return weight_VH.index_select(0, token_T);
 }

@@ -20,13 +20,28 @@ void ForEachExpert(const std::vector<int64_t>& rows_by_expert, const Visit& visi
   }
 }
 
+// For fewer rows the CPU's library takes kernels that add up in another order, so that an expert's result for a token
+// would depend on how many other tokens of the chunk it serves.
+constexpr int64_t kFewestRows = 64;
+
+// y = x @ w, a row's bits the same whatever the others are.
+void RowsProduct(at::Tensor y, const at::Tensor& x, const at::Tensor& w) {
+  const int64_t rows = x.size(0);
+  if (rows >= kFewestRows || !x.is_cpu()) {
+    at::mm_out(y, x, w);
+    return;
+  }
+  at::Tensor padded = at::zeros({kFewestRows, x.size(1)}, x.options());
+  padded.narrow(0, 0, rows).copy_(x);
+  y.copy_(at::mm(padded, w).narrow(0, 0, rows));
+}
+
 // y = x @ w[e] for each expert's rows; w [E, in, out], perhaps a transposed view.
 at::Tensor GroupedProduct(const at::Tensor& x, const at::Tensor& w,
                           const std::vector<int64_t>& rows_by_expert) {
   at::Tensor y = at::empty({x.size(0), w.size(2)}, x.options());
   ForEachExpert(rows_by_expert, [&](int64_t expert, int64_t first_row, int64_t rows) {
-    at::Tensor y_rows = y.narrow(0, first_row, rows);
-    at::mm_out(y_rows, x.narrow(0, first_row, rows), w.select(0, expert));
+    RowsProduct(y.narrow(0, first_row, rows), x.narrow(0, first_row, rows), w.select(0, expert));
   });
   return y;
 }
@@ -70,26 +85,35 @@ at::Tensor ExpertsGateUpForward(const at::Tensor& x_RH, const at::Tensor& gate_u
 }
 
 at::Tensor ExpertsDownForward(const at::Tensor& gate_up_RF, const at::Tensor& down_EHI,
-                              const std::vector<int64_t>& rows_by_expert) {
-  return GroupedProduct(SwigluForward(gate_up_RF), down_EHI.transpose(1, 2), rows_by_expert);
+                              const at::Tensor& weight_R, const ExpertGroups& groups,
+                              Activation activation) {
+  at::Tensor y_RH = GroupedProduct(SwigluForward(gate_up_RF, activation), down_EHI.transpose(1, 2),
+                                   groups.rows_by_expert);
+  y_RH.mul_(weight_R.unsqueeze(1));
+  return SumTokenRows(y_RH, groups, y_RH.scalar_type());
 }
 
 ExpertsGradients ExpertsBackward(const ExpertsBackwardInput& input, const at::Tensor& gate_up_EFH,
                                  const at::Tensor& down_EHI,
-                                 const std::vector<int64_t>& rows_by_expert,
+                                 const std::vector<int64_t>& rows_by_expert, Activation activation,
                                  at::Tensor dgate_up_EFH, at::Tensor ddown_EHI) {
   const at::Tensor weight_R1 = Wide(input.weight_R).unsqueeze(1);
-  at::Tensor activated_RI = Wide(SwigluForward(input.gate_up_RF));
+  at::Tensor activated_RI = Wide(SwigluForward(input.gate_up_RF, activation));
   at::Tensor dactivated_RI = GroupedProduct(input.dy_RH, down_EHI, rows_by_expert);
   ExpertsGradients result;
   result.weight_R = at::mul(activated_RI, dactivated_RI).sum(1);
 
   GroupedWeightGradient(ddown_EHI, input.dy_RH, activated_RI.mul_(weight_R1), rows_by_expert);
   activated_RI.reset();
-  const at::Tensor dgate_up_RF = SwigluBackward(dactivated_RI.mul_(weight_R1), input.gate_up_RF);
+  const at::Tensor dgate_up_RF =
+      SwigluBackward(dactivated_RI.mul_(weight_R1), input.gate_up_RF, activation);
   GroupedWeightGradient(dgate_up_EFH, dgate_up_RF, input.x_RH, rows_by_expert);
   result.x_RH = GroupedProduct(dgate_up_RF, gate_up_EFH, rows_by_expert);
   return result;
+}
+
+at::Tensor ByPair(const at::Tensor& value_R, const ExpertGroups& groups) {
+  return at::empty_like(value_R).scatter_(0, groups.pair_R, value_R).view(groups.rows_TK.sizes());
 }
 
 at::Tensor SumTokenRows(const at::Tensor& x_RH, const ExpertGroups& groups, at::ScalarType type) {

@@ -1,8 +1,8 @@
 // Routed experts on rows sorted by expert: one product per expert on contiguous rows.
-//   gate_up = x Wgu_e.T;  y = SwiGLU(gate_up) Wd_e.T;  combined_t = sum over its rows of w * y.
-// Backward, with dy the gradient of combined and a = SwiGLU(gate_up):
+//   gate_up = x Wgu_e.T;  y = GLU(gate_up) Wd_e.T;  combined_t = sum over its rows of w * y.
+// Backward, with dy the gradient of combined and a = GLU(gate_up), the gated activation (swiglu.h):
 //   da = dy Wd_e;  dw = <da, a>  (equal to <dy, y>, without the experts' outputs);
-//   dWd_e += dy.T (w a);  dgate_up = SwiGLU backward of w da;
+//   dWd_e += dy.T (w a);  dgate_up = GLU backward of w da;
 //   dWgu_e += dgate_up.T x;  dx = dgate_up Wgu_e.
 // An expert without rows is not touched, its gradient included.
 // Shapes: T tokens, K experts a token, R = T * K rows, H hidden, I width, F = 2I, E experts.
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "runtime/model/description.h"
 #include "runtime/ops/aten.h"
 
 namespace oom {
@@ -36,9 +37,10 @@ ExpertGroups GroupByExpert(const at::Tensor& expert_TK, int64_t expert_count);
 at::Tensor ExpertsGateUpForward(const at::Tensor& x_RH, const at::Tensor& gate_up_EFH,
                                 const std::vector<int64_t>& rows_by_expert);
 
-// The experts' outputs [R, H], not yet weighted.
+// The experts' weighted outputs, each token's added up in expert order, in their own type.
 at::Tensor ExpertsDownForward(const at::Tensor& gate_up_RF, const at::Tensor& down_EHI,
-                              const std::vector<int64_t>& rows_by_expert);
+                              const at::Tensor& weight_R, const ExpertGroups& groups,
+                              Activation activation);
 
 struct ExpertsGradients {
   at::Tensor x_RH;      // In x's type.
@@ -55,8 +57,11 @@ struct ExpertsBackwardInput {
 // `dgate_up_EFH` and `ddown_EHI` accumulate.
 ExpertsGradients ExpertsBackward(const ExpertsBackwardInput& input, const at::Tensor& gate_up_EFH,
                                  const at::Tensor& down_EHI,
-                                 const std::vector<int64_t>& rows_by_expert,
+                                 const std::vector<int64_t>& rows_by_expert, Activation activation,
                                  at::Tensor dgate_up_EFH, at::Tensor ddown_EHI);
+
+// [T, K]: what each row has, at its (token, choice) pair.
+at::Tensor ByPair(const at::Tensor& value_R, const ExpertGroups& groups);
 
 // [T, H]: each token's rows added one by one in expert order, in `type`.
 at::Tensor SumTokenRows(const at::Tensor& x_RH, const ExpertGroups& groups, at::ScalarType type);

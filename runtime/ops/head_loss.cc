@@ -16,6 +16,16 @@ struct ChunkLoss {
   at::Tensor dlogits_TV;  // Wide; written where the log-probabilities were.
 };
 
+// Of capped logits, wide: z / C = tanh(u / C).
+at::Tensor CappedShare(const at::Tensor& product_TV, double cap) {
+  return at::div(Wide(product_TV), cap).tanh_();
+}
+
+// dz to du, in place. `share_TV` is used up.
+void UncapGradient(at::Tensor gradient_TV, at::Tensor share_TV) {
+  gradient_TV.mul_(share_TV.square_().neg_().add_(1.0));
+}
+
 ChunkLoss CrossEntropy(const at::Tensor& logits_TV, const at::Tensor& target_T, double scale,
                        bool want_gradient) {
   at::Tensor log_probability_TV = at::log_softmax(logits_TV, 1, WideType(logits_TV.scalar_type()));
@@ -39,7 +49,10 @@ ChunkLoss CrossEntropy(const at::Tensor& logits_TV, const at::Tensor& target_T, 
 
 at::Tensor HeadLogits(const ModelDescription& model, const HeadTensors& weights,
                       const at::Tensor& x_TH) {
-  return at::linear(RmsNormForward(x_TH, weights.final_norm, model.norm), weights.head);
+  const at::Tensor product_TV =
+      at::linear(RmsNormForward(x_TH, weights.final_norm, model.norm), weights.head);
+  if (model.logit_cap == 0.0) return product_TV;
+  return CappedShare(product_TV, model.logit_cap).mul_(model.logit_cap).to(x_TH.scalar_type());
 }
 
 HeadLossResult HeadLoss(const ModelDescription& model, const HeadTensors& weights,
@@ -60,13 +73,20 @@ HeadLossResult HeadLoss(const ModelDescription& model, const HeadTensors& weight
     const int64_t rows = std::min(options.chunk_tokens, count - done);
     const at::Tensor x = x_TH.narrow(0, first + done, rows);
     const at::Tensor normed_TH = RmsNormForward(x, weights.final_norm, model.norm);
-    const ChunkLoss chunk =
-        CrossEntropy(at::linear(normed_TH, weights.head), target_T.narrow(0, first + done, rows),
-                     options.gradient_scale, gradients != nullptr);
+    at::Tensor logits_TV = at::linear(normed_TH, weights.head);
+    at::Tensor share_TV;
+    if (model.logit_cap != 0.0) {
+      share_TV = CappedShare(logits_TV, model.logit_cap);
+      logits_TV = at::mul(share_TV, model.logit_cap);
+    }
+    const ChunkLoss chunk = CrossEntropy(logits_TV, target_T.narrow(0, first + done, rows),
+                                         options.gradient_scale, gradients != nullptr);
+    logits_TV.reset();
     result.loss_sum.add_(chunk.loss_sum);
     result.valid_targets.add_(chunk.valid);
     if (gradients == nullptr) continue;
 
+    if (share_TV.defined()) UncapGradient(chunk.dlogits_TV, share_TV);
     AccumulateWeightGradient(gradients->head, chunk.dlogits_TV, normed_TH);
     const at::Tensor dnormed_TH = at::mm(chunk.dlogits_TV.to(x.scalar_type()), weights.head);
     result.dx_TH.narrow(0, done, rows)

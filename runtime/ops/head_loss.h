@@ -1,7 +1,8 @@
 // Final norm, logits and cross entropy, by chunk of tokens, forward and backward in one pass:
-//   z = RMSNorm(x) Wh.T (then wide);  loss = sum over valid targets of logsumexp(z) - z_target;
-//   dz = scale * (softmax(z) - onehot(target)), 0 where the target is ignored;
-//   dWh += dz.T n;  dn = dz Wh;  dx = norm backward of dn.
+//   z = RMSNorm(x) Wh.T (then wide), or with a cap C: C tanh(u / C) of that product u;  loss = sum
+//   over valid targets of logsumexp(z) - z_target; dz = scale * (softmax(z) - onehot(target)), 0
+//   where the target is ignored; with a cap du = dz (1 - (z / C)^2), else du = dz; dWh += du.T n;
+//   dn = du Wh;  dx = norm backward of dn.
 // The loss is a sum, not a mean: the number of valid targets is the global batch's, so the caller
 // passes scale = 1 / that number. There is no residual: dx is the whole gradient of x. Shapes: T
 // tokens, H hidden, V vocabulary. No [T, V] tensor exists, only [chunk, V].

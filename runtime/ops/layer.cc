@@ -5,6 +5,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/ops/precision.h"
+#include "runtime/ops/rms_norm.h"
 
 namespace oom {
 
@@ -29,7 +30,7 @@ PackedBatch MakePackedBatch(std::vector<int64_t> cu_seqlens) {
 int64_t MixerSaved::bytes() const {
   return TensorBytes(input_TH) + TensorBytes(query_TNr) + TensorBytes(key_TGd) +
          TensorBytes(value_TGd) + TensorBytes(attention.output_TNd) +
-         TensorBytes(attention.logsumexp_TN);
+         TensorBytes(attention.logsumexp_TN) + TensorBytes(output_TH);
 }
 
 int64_t DeltaMixerSaved::bytes() const { return TensorBytes(input_TH) + core.bytes(); }
@@ -39,7 +40,28 @@ int64_t MixtureSaved::bytes() const {
          shared.bytes();
 }
 
-at::Tensor FinishMixer(const at::Tensor& residual_TH, const at::Tensor& sum_TH) {
+at::Tensor FinishMixer(const ModelDescription& model, const LayerTensors& weights,
+                       const at::Tensor& x_TH, const at::Tensor& sum_TH, at::Tensor* output_TH) {
+  if (!model.branch_norms) return AddResidual(x_TH, sum_TH);
+  const at::Tensor output = sum_TH.to(x_TH.scalar_type());
+  if (output_TH != nullptr) *output_TH = output;
+  return RmsNormForward(output, weights.mixer_output_norm, model.norm).add_(x_TH);
+}
+
+at::Tensor BeginMixerBackward(const ModelDescription& model, const LayerTensors& weights,
+                              const at::Tensor& dh_TH, const at::Tensor& output_TH,
+                              LayerTensors* gradients) {
+  if (!model.branch_norms) return dh_TH;
+  return RmsNormBackward(dh_TH, output_TH, weights.mixer_output_norm, model.norm,
+                         gradients->mixer_output_norm)
+      .to(dh_TH.scalar_type());
+}
+
+at::Tensor RowsOf(const at::Tensor& x_TH, TokenRange tokens) {
+  return tokens.count < 0 ? x_TH : x_TH.narrow(0, tokens.first, tokens.count);
+}
+
+at::Tensor AddResidual(const at::Tensor& residual_TH, const at::Tensor& sum_TH) {
   return at::add(sum_TH, residual_TH).to(residual_TH.scalar_type());
 }
 

@@ -1,6 +1,8 @@
 // The two programs of a decoder layer, forward and backward, as the executor calls them: the mixer
 // (norm, attention, residual) and the mixture (norm, routed experts or a dense MLP, residual).
 //   h = x + Attention(RMSNorm(x)),   y = h + Mixture(RMSNorm(h)).
+// With branch norms what a branch gives is normed before it is added, and y is scaled (the model
+// reference, 5.2; the mixture in parallel_mixture.h).
 // Shapes: T tokens, H hidden, N query heads, G key/value heads, d head size, E experts, K experts a
 // token, I expert width, R = T * K expert rows, F = 2I.
 // Activations are all of one type (FP32, BF16 or FP64). Parameter gradients accumulate (+=) and are
@@ -83,7 +85,8 @@ struct TokenRange {
 };
 
 // What the mixer's backward needs: its input and the projections of its heads before norm and
-// rotation (both are recomputed), the attention results, and the log-sum-exp of the scores.
+// rotation (both are recomputed), the attention results, the log-sum-exp of the scores, and with
+// branch norms what the norm takes (of a part undefined: the parts' sum has one norm).
 struct MixerSaved {
   HeadRange heads;
   at::Tensor input_TH;
@@ -91,6 +94,7 @@ struct MixerSaved {
   at::Tensor key_TGd;
   at::Tensor value_TGd;
   AttentionOutput attention;
+  at::Tensor output_TH;
 
   // Of everything that this keeps alive, the input included.
   int64_t bytes() const;
@@ -106,33 +110,47 @@ struct DeltaMixerSaved {
 };
 
 // What the mixture's backward needs: its input, the routing, and the gate/up product. Neither the
-// normed rows nor the experts' outputs are kept.
+// normed rows nor the experts' and MLPs' outputs are kept.
 struct MixtureSaved {
   TokenRange tokens;
   at::Tensor input_TH;    // The range's rows.
   at::Tensor gate_up_RF;  // In expert order; dense: [T, 2I].
   RouterSaved router;     // Routed layers only.
   ExpertGroups groups;    // Routed layers only.
-  SharedExpertSaved shared;  // Where all tokens have an expert beside.
+  SharedExpertSaved shared;  // Where all tokens have an expert, or a dense MLP, beside.
 
   int64_t bytes() const;
 };
 
 // All heads: h in x's type. A part: its contribution to the output projection, wide and without the
-// residual; FinishMixer(x, sum of the parts) is h. `saved` may be null: nothing is kept.
+// residual; FinishMixer(sum of the parts) is h. `saved` may be null: nothing is kept.
 at::Tensor MixerForward(const ModelDescription& model, const LayerDescription& layer,
                         const LayerTensors& weights, const at::Tensor& x_TH,
                         const PackedBatch& batch, MixerSaved* saved, HeadRange heads = {});
 
-// All heads: dx in dh's type. A part: its contribution to dx, wide and without the residual;
-// FinishMixer(dh, sum of the parts) is dx. The heads are those of `saved`.
+// All heads: dx in dh's type, of the gradient of h. A part: its contribution to dx, wide and
+// without the residual, of the gradient that BeginMixerBackward(dh) gives; AddResidual(dh, sum of
+// the parts) is dx. The heads are those of `saved`.
 at::Tensor MixerBackward(const ModelDescription& model, const LayerDescription& layer,
                          const LayerTensors& weights, const at::Tensor& dh_TH,
                          const MixerSaved& saved, const PackedBatch& batch,
                          LayerTensors* gradients);
 
+// h of all heads' output projection (a sum of parts, or rounded already): x + sum; with branch
+// norms x + RMSNorm(sum), and `output_TH`, if not null, receives what BeginMixerBackward needs.
+at::Tensor FinishMixer(const ModelDescription& model, const LayerTensors& weights,
+                       const at::Tensor& x_TH, const at::Tensor& sum_TH, at::Tensor* output_TH);
+
+// The gradient of all heads' output projection, in dh's type: dh, or the norm's backward of it.
+at::Tensor BeginMixerBackward(const ModelDescription& model, const LayerTensors& weights,
+                              const at::Tensor& dh_TH, const at::Tensor& output_TH,
+                              LayerTensors* gradients);
+
 // residual + sum of parts, rounded once to the residual's type.
-at::Tensor FinishMixer(const at::Tensor& residual_TH, const at::Tensor& sum_TH);
+at::Tensor AddResidual(const at::Tensor& residual_TH, const at::Tensor& sum_TH);
+
+// The range's rows: a view.
+at::Tensor RowsOf(const at::Tensor& x_TH, TokenRange tokens);
 
 struct MixtureOptions {
   // Replay: stop once `saved` is complete, before the down product; the result is undefined.

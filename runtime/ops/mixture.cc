@@ -1,7 +1,7 @@
-// The mixture: y = h + Experts(RMSNorm(h)), or y = h + Mlp(RMSNorm(h)) in a dense layer; a shared expert's result
-// (shared_expert.h) is added to the routed ones'.
-// Forward:
-//   n = norm(h);  routing;  rows of n gathered by expert;  gate/up;  SwiGLU;  down;  weighted sum.
+// The mixture: y = h + Experts(RMSNorm(h)), or y = h + Mlp(RMSNorm(h)) in a dense layer; a shared
+// expert's result (shared_expert.h) is added to the routed ones'. Experts beside a dense MLP:
+// parallel_mixture.h. Forward:
+//   n = norm(h);  routing;  rows of n gathered by expert;  gate/up;  GLU;  down;  weighted sum.
 // Backward:
 //   dn = the experts' (or MLP's) and the router's gradients added up wide;
 //   dh = dy + norm backward of dn.
@@ -10,15 +10,12 @@
 #include "runtime/ops/dense_mlp.h"
 #include "runtime/ops/device_operators.h"
 #include "runtime/ops/layer.h"
+#include "runtime/ops/parallel_mixture.h"
 #include "runtime/ops/precision.h"
 #include "runtime/ops/rms_norm.h"
 
 namespace oom {
 namespace {
-
-at::Tensor Rows(const at::Tensor& x_TH, TokenRange tokens) {
-  return tokens.count < 0 ? x_TH : x_TH.narrow(0, tokens.first, tokens.count);
-}
 
 at::Tensor WeightByRow(const ModelDescription& model, const MixtureSaved& saved) {
   return CombineWeights(model, saved.router).flatten().index_select(0, saved.groups.pair_R);
@@ -35,7 +32,7 @@ MixtureSaved GateUp(const ModelDescription& model, const LayerDescription& layer
                     const LayerTensors& weights, const at::Tensor& h_TH, TokenRange tokens) {
   MixtureSaved saved;
   saved.tokens = tokens;
-  saved.input_TH = Rows(h_TH, tokens);
+  saved.input_TH = RowsOf(h_TH, tokens);
   const at::Tensor normed_TH = RmsNormForward(saved.input_TH, weights.post_norm, model.norm);
   if (layer.mixture == MixtureKind::kDense) {
     saved.gate_up_RF = DenseGateUpForward(normed_TH, weights.gate_up);
@@ -56,18 +53,30 @@ at::Tensor RoutedBackward(const ModelDescription& model, const LayerTensors& wei
                           const MixtureSaved& saved, LayerTensors* gradients,
                           const LoadBalanceTerm& balance) {
   const ExpertGroups& groups = saved.groups;
-  const ExpertsGradients experts = ExpertsBackward(
-      {.x_RH = normed_TH.index_select(0, groups.token_R),
-       .gate_up_RF = saved.gate_up_RF,
-       .weight_R = WeightByRow(model, saved),
-       .dy_RH = dy_TH.index_select(0, groups.token_R)},
-      weights.gate_up, weights.down, groups.rows_by_expert, gradients->gate_up, gradients->down);
-  const at::Tensor dweight_TK = at::empty_like(experts.weight_R)
-                                    .scatter_(0, groups.pair_R, experts.weight_R)
-                                    .view(saved.router.expert_TK.sizes());
+  const ExpertsGradients experts =
+      ExpertsBackward({.x_RH = normed_TH.index_select(0, groups.token_R),
+                       .gate_up_RF = saved.gate_up_RF,
+                       .weight_R = WeightByRow(model, saved),
+                       .dy_RH = dy_TH.index_select(0, groups.token_R)},
+                      weights.gate_up, weights.down, groups.rows_by_expert, model.activation,
+                      gradients->gate_up, gradients->down);
   at::Tensor dnormed_TH = SumTokenRows(experts.x_RH, groups, WideType(dy_TH.scalar_type()));
-  return dnormed_TH.add_(RouterBackward(model, saved.router, dweight_TK, balance, normed_TH,
-                                        weights.router, gradients->router));
+  return dnormed_TH.add_(RouterBackward(model, saved.router, ByPair(experts.weight_R, groups),
+                                        balance, normed_TH, weights.router, gradients->router));
+}
+
+// Of a layer whose branches have no norms.
+at::Tensor Down(const ModelDescription& model, const LayerDescription& layer,
+                const LayerTensors& weights, const MixtureSaved& kept) {
+  if (layer.mixture == MixtureKind::kDense) {
+    return DenseDownForward(kept.gate_up_RF, weights.down, model.activation).add_(kept.input_TH);
+  }
+  at::Tensor y_TH = ExpertsDownForward(kept.gate_up_RF, weights.down, WeightByRow(model, kept),
+                                       kept.groups, model.activation);
+  if (layer.mixture == MixtureKind::kRoutedAndShared) {
+    y_TH.add_(SharedExpertForward(kept.shared, SharedOf(weights)));
+  }
+  return y_TH.add_(kept.input_TH);
 }
 
 }  // namespace
@@ -78,21 +87,15 @@ at::Tensor MixtureForward(const ModelDescription& model, const LayerDescription&
   if (const DeviceOperators* device = OperatorsFor(h_TH)) {
     return device->mixture_forward(model, layer, weights, h_TH, saved, options);
   }
-  MixtureSaved kept = GateUp(model, layer, weights, h_TH, options.tokens);
+  const bool parallel = layer.mixture == MixtureKind::kRoutedAndDense;
+  MixtureSaved kept = parallel ? ParallelMixtureGateUp(model, weights, h_TH, options.tokens)
+                               : GateUp(model, layer, weights, h_TH, options.tokens);
   if (options.stats != nullptr && HasExperts(layer.mixture)) {
     CountRouting(kept.router, options.stats);
   }
   at::Tensor y_TH;
-  if (!options.stop_at_gate_up && layer.mixture == MixtureKind::kDense) {
-    y_TH = DenseDownForward(kept.gate_up_RF, weights.down).add_(kept.input_TH);
-  } else if (!options.stop_at_gate_up) {
-    at::Tensor y_RH = ExpertsDownForward(kept.gate_up_RF, weights.down, kept.groups.rows_by_expert);
-    y_RH.mul_(WeightByRow(model, kept).unsqueeze(1));
-    y_TH = SumTokenRows(y_RH, kept.groups, y_RH.scalar_type());
-    if (layer.mixture == MixtureKind::kRoutedAndShared) {
-      y_TH.add_(SharedExpertForward(kept.shared, SharedOf(weights)));
-    }
-    y_TH.add_(kept.input_TH);
+  if (!options.stop_at_gate_up) {
+    y_TH = parallel ? ParallelMixtureDown(model, weights, kept) : Down(model, layer, weights, kept);
   }
   if (saved != nullptr) *saved = std::move(kept);
   return y_TH;
@@ -105,12 +108,15 @@ at::Tensor MixtureBackward(const ModelDescription& model, const LayerDescription
   if (const DeviceOperators* device = OperatorsFor(dy_TH)) {
     return device->mixture_backward(model, layer, weights, dy_TH, saved, gradients, balance);
   }
-  const at::Tensor dy_rows = Rows(dy_TH, saved.tokens);
+  const at::Tensor dy_rows = RowsOf(dy_TH, saved.tokens);
+  if (layer.mixture == MixtureKind::kRoutedAndDense) {
+    return ParallelMixtureBackward(model, weights, dy_rows, saved, gradients, balance);
+  }
   const at::Tensor normed_TH = RmsNormForward(saved.input_TH, weights.post_norm, model.norm);
   at::Tensor dnormed_TH =
       layer.mixture == MixtureKind::kDense
           ? DenseMlpBackward(dy_rows, normed_TH, saved.gate_up_RF, weights.gate_up, weights.down,
-                             gradients->gate_up, gradients->down)
+                             model.activation, gradients->gate_up, gradients->down)
           : RoutedBackward(model, weights, dy_rows, normed_TH, saved, gradients, balance);
   if (layer.mixture == MixtureKind::kRoutedAndShared) {
     dnormed_TH.add_(SharedExpertBackward(dy_rows, normed_TH, saved.shared, SharedOf(weights),

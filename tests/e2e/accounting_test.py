@@ -111,16 +111,21 @@ class MemoryTest(harness.NodeTest):
                  intermediate_size=1024, mlp_only_layers=[1], vocab_size=4608, num_attention_heads=8,
                  num_key_value_heads=4, head_dim=64)
 
-    def hold(self, precision):
-        config = harness.model_config("qwen3_moe", **self.MODEL)
+    QWEN3_5 = dict(hidden_size=512, num_hidden_layers=6, num_experts=16, num_experts_per_tok=2, moe_intermediate_size=320,
+                   shared_expert_intermediate_size=320, vocab_size=4608, num_attention_heads=8, num_key_value_heads=4,
+                   head_dim=64, layer_types=3 * ["linear_attention", "full_attention"], linear_num_key_heads=4,
+                   linear_num_value_heads=8, linear_key_head_dim=64, linear_value_head_dim=64)
+
+    def hold(self, precision, family="qwen3_moe", model=MODEL):
+        config = harness.model_config(family, **model)
         parameters = harness.parameter_count(config)
         self.assertGreaterEqual(parameters, 50e6)
-        at = self.folder / precision
+        at = self.folder / f"{family}-{precision}"
         at.mkdir()
         (at / "config.json").write_text(json.dumps(config))
         train = harness.write_data(at / "train", tokens=4001, documents=20, vocabulary=4608)
         job = harness.write_job(
-            at / "job.yaml", name=precision, model=at, train=train, output=at / "run", steps=1000, precision=precision,
+            at / "job.yaml", name=at.name.replace("_", "-"), model=at, train=train, output=at / "run", steps=1000, precision=precision,
             sequence_length=64, global_batch=2, devices={"kind": "cpu", "count": 2})
         settings = harness.read_job(job)
         settings["model"] = {"config": str(at / "config.json"), "initialize": "random"}
@@ -172,6 +177,9 @@ class MemoryTest(harness.NodeTest):
 
     def test_float32(self):
         self.hold("float32")
+
+    def test_qwen3_5(self):
+        self.hold("bfloat16", "qwen3_5_moe", self.QWEN3_5)
 
 
 if __name__ == "__main__":

@@ -76,11 +76,14 @@ PLANS = {
 }
 
 
-class BitEqualityTest(harness.NodeTest):
+class PlansTest(harness.NodeTest):
+    """What plans of one model are held against; without tests of its own."""
+    FAMILY = None
+
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.model = harness.write_model(cls.folder / "model", seed=21)
+        cls.model = harness.write_model(cls.folder / "model", cls.FAMILY, seed=21)
         cls.data = harness.write_data(cls.folder / "train", tokens=32 * 4 * STEPS + 1, documents=40, seed=22)
         cls.held_out = harness.write_data(cls.folder / "held-out", tokens=700, documents=8, seed=23)
         cls.base = {}
@@ -117,6 +120,10 @@ class BitEqualityTest(harness.NodeTest):
         plan.pop("estimate")
         return plan
 
+
+class BitEqualityTest(PlansTest):
+    FAMILY = "qwen3_moe"
+
     def test_training_changes_the_state(self):
         start = harness.load_tensors(self.model)
         for precision, (_, state) in self.base.items():
@@ -131,12 +138,21 @@ class BitEqualityTest(harness.NodeTest):
                   checkpoint={"every_steps": 2, "keep": 2})
 
 
-def add_test(name, edit):
-    setattr(BitEqualityTest, f"test_{name.replace('-', '_')}", lambda self: self.hold(name, edit))
+class HybridTest(PlansTest):
+    """Gated DeltaNet layers are units, parts and kept activations as others are."""
+    FAMILY = "qwen3_5_moe"
+    PLANS = ("all-resident", "all-retained", "large-chunks-one-window", "sharded-delivery-one-window-some-resident",
+             "deferred-small-chunks-half-resident", "everything-at-once")
+
+
+def add_test(test, name, edit):
+    setattr(test, f"test_{name.replace('-', '_')}", lambda self: self.hold(name, edit))
 
 
 for plan_name, plan_edit in PLANS.items():
-    add_test(plan_name, plan_edit)
+    add_test(BitEqualityTest, plan_name, plan_edit)
+for plan_name in HybridTest.PLANS:
+    add_test(HybridTest, plan_name, PLANS[plan_name])
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -68,6 +68,9 @@ class Float32ParityTest(harness.NodeTest):
     def test_mixtral_trains_as_pytorch_does(self):
         self.hold("mixtral")
 
+    def test_qwen3_5_moe_trains_as_pytorch_does(self):
+        self.hold("qwen3_5_moe")
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -6,7 +6,8 @@ import unittest
 import harness
 
 GIB = 1 << 30
-PARAMETERS = {"qwen3-30b-a3b": 30_532_122_624, "mixtral-8x7b": 46_702_792_704}
+PARAMETERS = {"qwen3-30b-a3b": 30_532_122_624, "mixtral-8x7b": 46_702_792_704, "qwen3.6-35b-a3b": 34_660_610_688,
+              "qwen3.5-122b-a10b": 122_111_526_912}
 
 
 class GeometryTest(harness.NodeTest):
@@ -15,7 +16,7 @@ class GeometryTest(harness.NodeTest):
 
     def test_a_whole_model_is_planned_for_the_budgets_that_it_is_given(self):
         for name, parameters in PARAMETERS.items():
-            plan = json.loads(self.plan(name, "--devices", "cuda", "--gpu-memory", "80GiB", "--host-memory", "1TiB", "-o", "json"))
+            plan = json.loads(self.plan(name, "--devices", "cuda", "--gpu-memory", "80GiB", "--host-memory", "2TiB", "-o", "json"))
             estimate = plan["estimate"]
             # Weights, low bits and two moments, wherever they are.
             self.assertGreater(int(estimate["hostBytesPeak"]) + int(estimate["deviceBytesPeak"]), 12 * parameters)

@@ -70,6 +70,41 @@ class ImportExportTest(harness.NodeTest):
         config["dtype"] = "float32" if precision == "float32" else stored
         self.assertEqual(exported, config)
 
+    def write_multimodal(self, folder):
+        """Qwen3.5 as published: the text model beside a vision tower and a head for further tokens, A_log and Gated
+        DeltaNet's norm in float32."""
+        import torch
+
+        harness.write_model(folder, "qwen3_5_moe")
+        text = json.loads((folder / "config.json").read_text())
+        text.pop("architectures")
+        (folder / "config.json").write_text(json.dumps({
+            "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "image_token_id": 250,
+            "vision_config": {"depth": 1, "hidden_size": 8}, "tie_word_embeddings": False,
+            "text_config": text | {"dtype": "bfloat16", "mtp_num_hidden_layers": 1}}))
+        tensors = {}
+        for name, value in self.weights("qwen3_5_moe").items():
+            kept_wide = name.endswith(("A_log", "linear_attn.norm.weight"))
+            tensors[name.replace("model.", "model.language_model.", 1)] = torch.from_numpy(value).to(
+                torch.float32 if kept_wide else torch.bfloat16)
+        tensors |= {"model.visual.patch_embed.proj.bias": torch.randn(8), "mtp.fc.weight": torch.randn(6, 12).bfloat16(),
+                    "mtp.layers.0.mlp.experts.0.gate_proj.weight": torch.randn(3, 5).bfloat16()}
+        save_torch(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    def test_multimodal_model_keeps_what_is_not_trained(self):
+        at = self.folder / "multimodal"
+        model = self.write_multimodal(at / "model")
+        train = harness.write_data(at / "train", tokens=401, documents=6)
+        job = harness.write_job(at / "job.yaml", name="multimodal", model=model, train=train, output=at / "run", steps=3,
+                                precision="bfloat16", devices={"kind": "cpu", "count": 2}, optimizer={"learning_rate": 0})
+        run = self.node.train(job)
+        before, after = bits_of(model), bits_of(run.output / "export")
+        self.assertEqual({kind for kind, _, _ in before.values()}, {"torch.float32", "torch.bfloat16"})
+        self.assertEqual(sorted(after), sorted(before))
+        self.assertEqual([name for name in before if before[name] != after[name]], [])
+        self.assertEqual((run.output / "export/config.json").read_bytes(), (model / "config.json").read_bytes())
+
     def test_bfloat16_model_trained_in_bfloat16(self):
         self.hold("qwen3_moe", "bfloat16", "bfloat16", ranks=2)
 

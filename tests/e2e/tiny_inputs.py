@@ -18,6 +18,14 @@ FAMILIES = {
                       sliding_window=None),
     "mixtral": dict(_SHARED, model_type="mixtral", architectures=["MixtralForCausalLM"], num_hidden_layers=2,
                     num_local_experts=6, num_experts_per_tok=2, intermediate_size=56, sliding_window=None),
+    # Gated DeltaNet twice, attention once; two value heads a key head.
+    "qwen3_5_moe": dict(
+        {key: value for key, value in _SHARED.items() if key != "rope_theta"}, model_type="qwen3_5_moe_text",
+        architectures=["Qwen3_5MoeForCausalLM"], num_hidden_layers=3,
+        layer_types=["linear_attention", "linear_attention", "full_attention"], head_dim=32, num_experts=8,
+        num_experts_per_tok=3, moe_intermediate_size=40, shared_expert_intermediate_size=24, linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=24, linear_conv_kernel_dim=4,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}),
 }
 
 
@@ -25,8 +33,40 @@ def model_config(family="qwen3_moe", **changes):
     return FAMILIES[family] | changes
 
 
+def _qwen3_5_shapes(config, prefix="model."):
+    hidden, head, width = config["hidden_size"], config["head_dim"], config["moe_intermediate_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    experts, shared = config["num_experts"], config["shared_expert_intermediate_size"]
+    value_heads, value = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    value_width = value_heads * value
+    channels = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + value_width
+    shapes = {prefix + "embed_tokens.weight": (config["vocab_size"], hidden)}
+    for layer, kind in enumerate(config["layer_types"]):
+        at = f"{prefix}layers.{layer}."
+        if kind == "linear_attention":
+            mixer = {"linear_attn.in_proj_qkv.weight": (channels, hidden), "linear_attn.in_proj_z.weight": (value_width, hidden),
+                     "linear_attn.in_proj_b.weight": (value_heads, hidden),
+                     "linear_attn.in_proj_a.weight": (value_heads, hidden),
+                     "linear_attn.conv1d.weight": (channels, 1, config["linear_conv_kernel_dim"]),
+                     "linear_attn.A_log": (value_heads,), "linear_attn.dt_bias": (value_heads,),
+                     "linear_attn.norm.weight": (value,), "linear_attn.out_proj.weight": (hidden, value_width)}
+        else:
+            mixer = {"self_attn.q_proj.weight": (2 * heads * head, hidden), "self_attn.k_proj.weight": (kv_heads * head, hidden),
+                     "self_attn.v_proj.weight": (kv_heads * head, hidden), "self_attn.o_proj.weight": (hidden, heads * head),
+                     "self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
+        mixture = {"mlp.gate.weight": (experts, hidden), "mlp.experts.gate_up_proj": (experts, 2 * width, hidden),
+                   "mlp.experts.down_proj": (experts, hidden, width), "mlp.shared_expert.gate_proj.weight": (shared, hidden),
+                   "mlp.shared_expert.up_proj.weight": (shared, hidden), "mlp.shared_expert.down_proj.weight": (hidden, shared),
+                   "mlp.shared_expert_gate.weight": (1, hidden)}
+        norms = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+        shapes |= {at + name: shape for name, shape in (norms | mixer | mixture).items()}
+    return shapes | {prefix + "norm.weight": (hidden,), "lm_head.weight": (config["vocab_size"], hidden)}
+
+
 def tensor_shapes(config):
     """Published name to shape, of every tensor of the model."""
+    if config["model_type"] == "qwen3_5_moe_text":
+        return _qwen3_5_shapes(config)
     hidden, head = config["hidden_size"], config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     qwen = config["model_type"] == "qwen3_moe"
@@ -60,12 +100,18 @@ def tensor_shapes(config):
 
 
 def random_weights(config, seed=0):
-    """Deviation 0.02, norms around 1."""
+    """Deviation 0.02, norms' scales around 1, of Gated DeltaNet's small tensors what makes them matter."""
     generator = np.random.default_rng(seed)
+    # Of a norm that multiplies by 1 + its weight.
+    centre = 0 if config["model_type"] == "qwen3_5_moe_text" else 1
     weights = {}
     for name, shape in tensor_shapes(config).items():
         values = generator.standard_normal(shape, np.float32)
-        weights[name] = 1 + np.float32(0.1) * values if "norm" in name else np.float32(0.02) * values
+        if "norm" in name:
+            weights[name] = (1 if "linear_attn.norm" in name else centre) + np.float32(0.1) * values
+        else:
+            large = {"conv1d.weight": 0.3, "A_log": 0.5, "dt_bias": 0.5}.get(name.split("linear_attn.")[-1], 0.02)
+            weights[name] = np.float32(large) * values
     return weights
 
 

@@ -14,6 +14,8 @@ namespace oom {
 namespace {
 
 using testing::IsError;
+using testing::Multimodal;
+using testing::TinyGemmaConfig;
 using testing::TinyMixtralConfig;
 using testing::TinyQwenConfig;
 using testing::WithKey;
@@ -132,6 +134,113 @@ TEST(HfConfig, ReadsYarnAsTransformersDoes) {
                       {"rope_parameters", "differs"}));
   EXPECT_TRUE(IsError(Parse(WithKey(TinyMixtralConfig(), "rope_parameters", parameters)),
                       Code::kInvalidArgument, {"rope_parameters", "yarn"}));
+}
+
+// Goal: the published 26B-A4B (models reference, section 5), layer by layer.
+TEST(HfConfig, ReadsGemma4sTwoKindsOfLayers) {
+  const auto model = ReadHfConfig(OOM_SOURCE_DIR "/geometries/gemma4-26b-a4b");
+  ASSERT_TRUE(model.ok()) << model.status().ToString();
+  EXPECT_EQ(model->family, Family::kGemma4);
+  EXPECT_EQ(model->layer_count(), 30);
+  EXPECT_EQ(model->activation, Activation::kGeluTanh);
+  EXPECT_EQ(model->norm, (NormRule{.epsilon = 1e-6, .scale = NormScale::kWeight}));
+  EXPECT_TRUE(model->branch_norms);
+  EXPECT_TRUE(model->renormalize_top_k);
+  EXPECT_TRUE(model->tied_embedding);
+  EXPECT_EQ(model->embedding_scale, std::sqrt(2816.0));
+  EXPECT_EQ(model->logit_cap, 30.0);
+  EXPECT_EQ(model->expert_count, 128);
+  EXPECT_EQ(model->experts_per_token, 8);
+  EXPECT_EQ(model->expert_width, 704);
+  EXPECT_EQ(model->dense_width, 2112);
+  const AttentionDescription sliding = {.query_head_count = 16,
+                                        .kv_head_count = 8,
+                                        .head_size = 256,
+                                        .query_key_norm = true,
+                                        .value_norm = true,
+                                        .score_scale = 1.0,
+                                        .sliding_window = 1024,
+                                        .rotary = {.theta = 1e4, .size = 256, .pair_count = 128}};
+  AttentionDescription global = sliding;
+  global.kv_head_count = 2;
+  global.head_size = 512;
+  global.key_is_value = true;
+  global.sliding_window = 0;
+  global.rotary = {.theta = 1e6, .size = 512, .pair_count = 64};
+  for (int64_t layer = 0; layer < 30; ++layer) {
+    EXPECT_EQ(model->layer(layer).attention, layer % 6 == 5 ? global : sliding) << layer;
+    EXPECT_EQ(model->layer(layer).mixture, MixtureKind::kRoutedAndDense);
+  }
+}
+
+TEST(HfConfig, ReadsGemma4AsAnyTransformersVersionWritesIt) {
+  const std::string base = TinyGemmaConfig();
+  const auto model = Parse(base);
+  ASSERT_TRUE(model.ok()) << model.status().ToString();
+  EXPECT_EQ(model->layer(5).attention.head_size, 16);
+  EXPECT_EQ(*Parse(Multimodal(base)), *model);
+  // Newer versions keep the global layers' heads by layer, and pad the layer's number.
+  const std::string bare =
+      WithKey(WithKey(base, "global_head_dim", ""), "num_global_key_value_heads", "");
+  for (const char* by_layer : {R"({"5": {"head_dim": 16, "num_key_value_heads": 1}})",
+                               R"({"05": {"head_dim": 16, "num_key_value_heads": 1}})"}) {
+    const auto newer = Parse(WithKey(bare, "per_layer_config", by_layer));
+    ASSERT_TRUE(newer.ok()) << newer.status().ToString();
+    EXPECT_EQ(*newer, *model);
+  }
+  EXPECT_EQ(Parse(WithKey(bare, "per_layer_config", "{}"))->layer(5).attention.head_size, 8);
+  // What transformers takes where a key is absent.
+  EXPECT_EQ(*Parse(WithKey(WithKey(base, "layer_types", ""), "rope_parameters", "")), *model);
+  EXPECT_EQ(Parse(bare)->layer(5).attention.head_size, 512);
+  const auto own_values = Parse(WithKey(base, "attention_k_eq_v", "false"));
+  EXPECT_FALSE(own_values->layer(5).attention.key_is_value);
+  EXPECT_EQ(own_values->layer(5).attention.kv_head_count, 2);
+  EXPECT_EQ(Parse(WithKey(base, "final_logit_softcapping", "null"))->logit_cap, 0.0);
+  // The last layer is a full one whatever the list says.
+  const auto forced = Parse(
+      WithKey(WithKey(base, "num_hidden_layers", "1"), "layer_types", R"(["sliding_attention"])"));
+  EXPECT_EQ(forced->layer(0).attention.sliding_window, 0);
+}
+
+TEST(HfConfig, RefusesByNameTheGemmasThatTrainingDoesNotImplement) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"num_kv_shared_layers", "2"},
+      {"hidden_size_per_layer_input", "256"},
+      {"hidden_size_per_layer_input", ""},
+      {"use_double_wide_mlp", "true"},
+      {"enable_moe_block", "false"},
+      {"enable_moe_block", ""},
+      {"hidden_activation", "\"silu\""},
+      {"use_bidirectional_attention", "\"all\""},
+      {"tie_word_embeddings", "false"},
+      {"final_logit_softcapping", "-1"},
+      {"head_dim", ""},
+      {"global_head_dim", "7"},
+      {"num_global_key_value_heads", "3"},
+      {"layer_types", R"(["full_attention"])"},
+      {"rope_parameters", R"({"rope_type": "default"})"},
+      {"rope_parameters", R"({"sliding_attention": {"rope_type": "default"},
+                              "full_attention": {"rope_type": "yarn", "factor": 2.0}})"},
+      {"rope_parameters", R"({"sliding_attention": {"rope_type": "linear"},
+                              "full_attention": {"rope_type": "proportional"}})"},
+      {"rope_parameters", R"({"sliding_attention": {"rope_type": "default"},
+                              "full_attention": {"rope_type": "proportional", "factor": 8.0}})"},
+      {"rope_parameters", R"({"sliding_attention": {"rope_type": "default"},
+                              "full_attention": {"rope_theta": 1e6}})"},
+      {"per_layer_config", R"({"6": {"head_dim": 16}})"},
+      {"per_layer_config", R"({"five": {"head_dim": 16}})"},
+      {"per_layer_config", R"({"5": {"sliding_window": 4}})"},
+      {"per_layer_config", R"({"5": {"head_dim": 0}})"},
+      {"per_layer_config", "[1]"},
+      {"attn_logit_softcapping", "50.0"},
+  };
+  for (const auto& [key, value] : cases) {
+    // Some messages name the key within.
+    const std::string named = std::string(value) == R"({"5": {"head_dim": 0}})" ? "head_dim" : key;
+    EXPECT_TRUE(IsError(Parse(WithKey(TinyGemmaConfig(), key, value)), Code::kInvalidArgument,
+                        {"m/config.json", named}))
+        << key << " " << value;
+  }
 }
 
 TEST(HfConfig, SparseStepMakesDenseLayers) {

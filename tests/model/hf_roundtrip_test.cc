@@ -21,12 +21,14 @@ namespace {
 namespace fs = std::filesystem;
 using testing::FindTensor;
 using testing::IsError;
+using testing::Multimodal;
 using testing::RandomTensors;
 using testing::RawTensor;
 using testing::ReadText;
 using testing::ReadTree;
 using testing::SameBits;
 using testing::TempDirectory;
+using testing::TinyGemmaConfig;
 using testing::TinyMixtralConfig;
 using testing::TinyQwenConfig;
 using testing::WithKey;
@@ -73,6 +75,52 @@ TEST(HfRoundTrip, ImportThenExportKeepsEveryByteOfEveryFile) {
       }
     }
   }
+}
+
+// Goal: Gemma 4 as it is published (the text model's tensors under a prefix, packed experts, no
+// head) and as its text-only class saves it. What belongs to the image tower is carried along.
+TEST(HfRoundTrip, GemmaKeepsEveryByteInBothOfItsLayouts) {
+  const NameLayout nested = {.prefix = "model.language_model.", .packed_experts = true};
+  const ModelDescription model = Parse(TinyGemmaConfig());
+  for (const bool multimodal : {true, false}) {
+    for (const int shard_count : {1, 3}) {
+      TempDirectory directory;
+      const std::string from = directory / "in";
+      std::vector<RawTensor> tensors = RandomTensors(
+          model, TensorType::kBF16, 23, multimodal ? nested : DefaultLayout(Family::kGemma4));
+      const std::string prefix = multimodal ? nested.prefix : "model.";
+      ASSERT_NE(FindTensor(tensors, prefix + "layers.0.experts.gate_up_proj"), nullptr);
+      EXPECT_NE(FindTensor(tensors, prefix + "layers.5.layer_scalar"), nullptr);
+      EXPECT_NE(FindTensor(tensors, prefix + "layers.0.self_attn.v_proj.weight"), nullptr);
+      EXPECT_EQ(FindTensor(tensors, prefix + "layers.5.self_attn.v_proj.weight"), nullptr);
+      EXPECT_EQ(FindTensor(tensors, "lm_head.weight"), nullptr);
+      if (multimodal) {
+        tensors.push_back({"model.vision_tower.encoder.layers.0.self_attn.q_norm.weight",
+                           TensorType::kBF16,
+                           {2},
+                           "abcd"});
+        tensors.push_back({"model.vision_tower.std_bias", TensorType::kF32, {1}, "efgh"});
+        tensors.push_back({"model.embed_vision.embedding_projection.weight",
+                           TensorType::kBF16,
+                           {24, 1},
+                           std::string(48, 'v')});
+      }
+      const std::string config = multimodal ? Multimodal(TinyGemmaConfig()) : TinyGemmaConfig();
+      WriteCheckpoint(from, config, tensors, shard_count);
+      const Status copied = CopyModel(from, directory / "out");
+      ASSERT_TRUE(copied.ok()) << copied.ToString();
+      EXPECT_EQ(ReadTree(from), ReadTree(directory / "out")) << multimodal << shard_count;
+    }
+  }
+}
+
+TEST(HfSource, RefusesGemmaTensorsOfNoKnownTower) {
+  TempDirectory directory;
+  std::vector<RawTensor> tensors = RandomTensors(Parse(TinyGemmaConfig()), TensorType::kBF16, 23);
+  tensors.push_back({"model.embed_tokens_per_layer.weight", TensorType::kBF16, {1}, "ab"});
+  WriteCheckpoint(directory / "in", TinyGemmaConfig(), tensors, 1);
+  EXPECT_TRUE(IsError(OpenSource(directory / "in"), Code::kInvalidArgument,
+                      {"embed_tokens_per_layer", "not part of the architecture"}));
 }
 
 TEST(HfRoundTrip, TensorsOfDifferentTypesEachKeepTheirs) {

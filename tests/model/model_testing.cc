@@ -70,6 +70,38 @@ std::string TinyMixtralConfig() {
     "max_position_embeddings": 64, "dtype": "bfloat16"})";
 }
 
+std::string TinyGemmaConfig() {
+  return R"({"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_size": 24,
+    "num_hidden_layers": 6, "vocab_size": 97, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": true,
+    "num_kv_shared_layers": 0, "sliding_window": 16, "enable_moe_block": true, "num_experts": 5,
+    "top_k_experts": 2, "moe_intermediate_size": 12, "intermediate_size": 20,
+    "hidden_size_per_layer_input": 0, "use_double_wide_mlp": false, "attention_bias": false,
+    "hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": 30.0, "pad_token_id": 0,
+    "use_bidirectional_attention": "vision", "vocab_size_per_layer_input": 262144,
+    "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention",
+                    "sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+      "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+      "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
+                         "rope_theta": 1000000.0}},
+    "rms_norm_eps": 1e-06, "max_position_embeddings": 64, "dtype": "bfloat16",
+    "tie_word_embeddings": true})";
+}
+
+std::string Multimodal(const std::string& gemma_config) {
+  nlohmann::ordered_json text = nlohmann::ordered_json::parse(gemma_config);
+  text.erase("architectures");
+  const nlohmann::ordered_json root = {{"architectures", {"Gemma4ForConditionalGeneration"}},
+                                       {"model_type", "gemma4"},
+                                       {"image_token_id", 90},
+                                       {"tie_word_embeddings", true},
+                                       {"dtype", "bfloat16"},
+                                       {"text_config", text},
+                                       {"vision_config", {{"hidden_size", 4}}}};
+  return root.dump(2);
+}
+
 std::string WithKey(const std::string& config, const std::string& key, const std::string& value) {
   nlohmann::ordered_json root = nlohmann::ordered_json::parse(config);
   root.erase(key);
@@ -121,9 +153,14 @@ void WriteRawSafetensors(const std::string& path, const std::vector<RawTensor>& 
 
 std::vector<RawTensor> RandomTensors(const ModelDescription& model, TensorType type,
                                      uint64_t seed) {
+  return RandomTensors(model, type, seed, DefaultLayout(model.family));
+}
+
+std::vector<RawTensor> RandomTensors(const ModelDescription& model, TensorType type, uint64_t seed,
+                                     const NameLayout& layout) {
   std::mt19937_64 random(seed);
   std::vector<RawTensor> tensors;
-  for (const FileTensor& tensor : PublishedTensors(model, BuildUnits(model, 1))) {
+  for (const FileTensor& tensor : PublishedTensors(model, BuildUnits(model, 1), layout)) {
     const size_t element_bytes = static_cast<size_t>(TensorTypeBytes(type));
     std::string bytes(static_cast<size_t>(tensor.elements) * element_bytes, '\0');
     for (char& byte : bytes) byte = static_cast<char>(random());

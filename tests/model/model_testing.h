@@ -43,6 +43,10 @@ bool SameBits(std::span<const float> a, std::span<const float> b);
 // window.
 std::string TinyQwenConfig();
 std::string TinyMixtralConfig();
+// Gemma 4, text alone: six layers of which the last is global, keys for values there.
+std::string TinyGemmaConfig();
+// The same as the published files have it: within `text_config`, beside an image tower's.
+std::string Multimodal(const std::string& gemma_config);
 // The text with one key set to a JSON value, or removed (value "").
 std::string WithKey(const std::string& config, const std::string& key, const std::string& value);
 
@@ -71,8 +75,10 @@ void WriteRawSafetensors(const std::string& path, const std::vector<RawTensor>& 
 // Any header text before any data.
 void WriteRawFile(const std::string& path, const std::string& header, const std::string& data);
 
-// Every published tensor of the model in `type`: arbitrary bit patterns, -0.0, infinities and NaNs
-// among them, from `seed`.
+// Every published tensor of the model, as `layout` names it, in `type`: arbitrary bit patterns,
+// -0.0, infinities and NaNs among them, from `seed`.
+std::vector<RawTensor> RandomTensors(const ModelDescription& model, TensorType type, uint64_t seed,
+                                     const NameLayout& layout);
 std::vector<RawTensor> RandomTensors(const ModelDescription& model, TensorType type, uint64_t seed);
 
 // A Hugging Face directory: config.json, tokenizer files, weights in `shard_count` files (with an

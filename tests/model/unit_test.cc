@@ -14,6 +14,7 @@
 namespace oom {
 namespace {
 
+using testing::TinyGemmaConfig;
 using testing::TinyMixtralConfig;
 using testing::TinyQwenConfig;
 using testing::WithKey;
@@ -42,13 +43,21 @@ int64_t Parameters(const ParameterUnit& unit) {
 TEST(Units, PublishedModelsHaveTheirPublishedTensorAndParameterCounts) {
   const struct {
     const char* name;
-    int64_t layers, embedding, mixer_router_norms, experts, head, total;
+    int64_t layers, embedding;
+    // Of a layer but its experts; `every_other`: of each `interval`-th layer, where there are two kinds.
+    int64_t ordinary, experts, head, total;
     size_t tensors;
+    int64_t interval = 0;
+    int64_t every_other = 0;
   } cases[] = {
       {"mixtral-8x7b", 32, 131'072'000, 41'943'040 + 32'768 + 8'192, 1'409'286'144,
        131'072'000 + 4'096, 46'702'792'704, 995},
       {"qwen3-30b-a3b", 48, 311'164'928, 18'874'624 + 262'144 + 4'096, 603'979'776,
        311'164'928 + 2'048, 30'532'122'624, 18'867},
+      {"qwen3.6-35b-a3b", 40, 508'559'360, 842'700'992 - 805'306'368, 805'306'368,
+       508'559'360 + 2'048, 34'660'610'688, 693, 4, 836'246'016 - 805'306'368},
+      {"qwen3.5-122b-a10b", 48, 762'839'040, 2'514'674'944 - 2'415'919'104, 2'415'919'104,
+       762'839'040 + 3'072, 122'111'526'912, 831, 4, 2'504'795'648 - 2'415'919'104},
   };
   for (const auto& expected : cases) {
     SCOPED_TRACE(expected.name);
@@ -57,7 +66,9 @@ TEST(Units, PublishedModelsHaveTheirPublishedTensorAndParameterCounts) {
     ASSERT_EQ(static_cast<int64_t>(units.size()), 2 + 2 * expected.layers);
     EXPECT_EQ(Parameters(units.front()), expected.embedding);
     for (size_t u = 1; u + 1 < units.size(); u += 2) {
-      EXPECT_EQ(Parameters(units[u]), expected.mixer_router_norms) << units[u].name;
+      const bool other = expected.interval > 0 && (units[u].layer + 1) % expected.interval == 0;
+      EXPECT_EQ(Parameters(units[u]), other ? expected.every_other : expected.ordinary)
+          << units[u].name;
       EXPECT_EQ(Parameters(units[u + 1]), expected.experts) << units[u + 1].name;
     }
     EXPECT_EQ(Parameters(units.back()), expected.head);
@@ -66,8 +77,24 @@ TEST(Units, PublishedModelsHaveTheirPublishedTensorAndParameterCounts) {
   }
 }
 
+TEST(Units, GemmaHasItsPublishedTensorAndParameterCounts) {
+  const ModelDescription model = Geometry("gemma4-26b-a4b");
+  const auto units = BuildUnits(model, 1);
+  ASSERT_EQ(units.size(), 2u + 2 * 30);
+  EXPECT_EQ(Parameters(units.front()), 738'197'504);
+  for (size_t u = 1; u + 1 < units.size(); u += 2) {
+    const int64_t mixer = units[u].layer % 6 == 5 ? 49'021'952 : 34'603'520;
+    EXPECT_EQ(Parameters(units[u]), mixer + 363'392 + 17'842'176 + 19'713) << units[u].name;
+    EXPECT_EQ(Parameters(units[u + 1]), 761'266'176) << units[u + 1].name;
+  }
+  EXPECT_EQ(Parameters(units.back()), 2'816);
+  EXPECT_EQ(ParameterCount(units), 25'233'141'790);
+  EXPECT_EQ(PublishedTensors(model, units).size(), 657u);
+}
+
 TEST(Units, PaddingCostsUnderHalfAPercentOnPublishedGeometries) {
-  for (const char* name : {"mixtral-8x7b", "qwen3-30b-a3b"}) {
+  for (const char* name : {"mixtral-8x7b", "qwen3-30b-a3b", "qwen3.6-35b-a3b", "qwen3.5-122b-a10b",
+                           "gemma4-26b-a4b"}) {
     int64_t padded = 0;
     const auto units = BuildUnits(Geometry(name), 8);
     for (const ParameterUnit& unit : units) padded += unit.elements;
@@ -126,6 +153,16 @@ TEST(Units, ExactlyTheNormsAreNotDecayed) {
   }
 }
 
+TEST(Units, GemmasRouterScalesAndLayerScaleAreNotDecayedEither) {
+  for (const ParameterUnit& unit : BuildUnits(Parse(TinyGemmaConfig()), 1)) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      const bool decays =
+          tensor.name.find("norm") == std::string::npos && !tensor.name.ends_with("_scale");
+      EXPECT_EQ(tensor.decayed, decays) << tensor.name;
+    }
+  }
+}
+
 TEST(Units, TiedHeadHasOnlyTheFinalNorm) {
   const ModelDescription model = Parse(WithKey(TinyQwenConfig(), "tie_word_embeddings", "true"));
   const auto units = BuildUnits(model, 1);
@@ -138,7 +175,7 @@ TEST(Units, TiedHeadHasOnlyTheFinalNorm) {
 }
 
 TEST(PublishedTensors, CoverEveryParameterOnceAndInRisingOrder) {
-  for (const std::string& config : {TinyQwenConfig(), TinyMixtralConfig()}) {
+  for (const std::string& config : {TinyQwenConfig(), TinyMixtralConfig(), TinyGemmaConfig()}) {
     const ModelDescription model = Parse(config);
     const auto units = BuildUnits(model, 2);
     std::map<std::pair<int64_t, int64_t>, int64_t> covered;

@@ -31,14 +31,20 @@ HeadTensors Zeros(const HeadTensors& weights, at::ScalarType type) {
           .head = at::zeros_like(weights.head, type)};
 }
 
-TEST(HeadLossTest, GradientIsTheDerivativeOfTheLossForAnyChunk) {
-  const ModelDescription model = SmallModels()[0].model;
+// Without a cap, and with one that bends the logits.
+class HeadLossCapTest : public ::testing::TestWithParam<double> {};
+
+TEST_P(HeadLossCapTest, GradientIsTheDerivativeOfTheLossForAnyChunk) {
+  ModelDescription model = SmallModels()[0].model;
+  model.logit_cap = GetParam();
   const HeadTensors weights = RandomHead(model, at::kDouble);
   const at::Tensor x = Random({kTokens, model.hidden_size}, 3).requires_grad_();
   const at::Tensor norm = weights.final_norm.clone().requires_grad_();
   const at::Tensor head = weights.head.clone().requires_grad_();
   const at::Tensor target = Targets(model.vocabulary_size);
-  const at::Tensor logits = ReferenceNorm(x, norm, model.norm.epsilon).matmul(head.t());
+  const at::Tensor product = ReferenceNorm(x, norm, model.norm.epsilon).matmul(head.t());
+  const at::Tensor logits =
+      model.logit_cap == 0.0 ? product : (product / model.logit_cap).tanh() * model.logit_cap;
   const at::Tensor loss = at::cross_entropy_loss(logits, target, {}, at::Reduction::Sum, -1);
   const std::vector<at::Tensor> expected =
       Autograd(loss, at::full({}, 0.125, at::kDouble), {x, norm, head});
@@ -56,6 +62,8 @@ TEST(HeadLossTest, GradientIsTheDerivativeOfTheLossForAnyChunk) {
     ExpectNear(gradients.head, expected[2], 1e-11, "head");
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Caps, HeadLossCapTest, ::testing::Values(0.0, 2.5));
 
 TEST(HeadLossTest, TokenRangesAddUpAndEvaluationGivesTheSameLoss) {
   const ModelDescription model = SmallModels()[0].model;

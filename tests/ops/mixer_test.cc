@@ -50,19 +50,25 @@ TEST(MixerTest, HeadGroupsAddUpToTheWholeWithinFp32Rounding) {
     const at::Tensor dx =
         MixerBackward(model, model.layer(0), weights, dy, whole, batch, &whole_gradients);
 
-    at::Tensor sum = at::zeros_like(x), dsum = at::zeros_like(x);
+    at::Tensor sum = at::zeros_like(x), dsum = at::zeros_like(x), output;
     LayerTensors gradients = ZeroGradients(weights);
+    std::vector<MixerSaved> parts(2);
     int64_t part_bytes = 0;
-    for (const int64_t first : {0, 3}) {
-      MixerSaved part;
+    for (const int64_t group : {0, 1}) {
+      MixerSaved& part = parts[static_cast<size_t>(group)];
       sum.add_(MixerForward(model, model.layer(0), weights, x, batch, &part,
-                            {.first = first, .count = 3}));
-      dsum.add_(MixerBackward(model, model.layer(0), weights, dy, part, batch, &gradients));
+                            {.first = 3 * group, .count = 3}));
       part_bytes += part.bytes() - static_cast<int64_t>(x.nbytes());
     }
-    ExpectNear(FinishMixer(x, sum), y, 1e-6, name + " y");
-    ExpectNear(FinishMixer(dy, dsum), dx, 1e-6, name + " dx");
-    ExpectNear(gradients, whole_gradients, 2e-6, name);
+    ExpectNear(FinishMixer(model, weights, x, sum, &output), y, 1e-6, name + " y");
+    EXPECT_EQ(output.defined(), model.branch_norms) << name;
+    const at::Tensor doutput = BeginMixerBackward(model, weights, dy, output, &gradients);
+    for (const MixerSaved& part : parts) {
+      dsum.add_(MixerBackward(model, model.layer(0), weights, doutput, part, batch, &gradients));
+    }
+    ExpectNear(AddResidual(dy, dsum), dx, 1e-6, name + " dx");
+    ExpectNear(gradients, whole_gradients, 1e-6, name);
+    part_bytes += output.defined() ? static_cast<int64_t>(output.nbytes()) : 0;
     EXPECT_EQ(part_bytes, whole.bytes() - static_cast<int64_t>(x.nbytes())) << name;
   }
 }

@@ -111,9 +111,16 @@ TEST(SwigluTest, BackwardIsTheDerivativeOfForward) {
   const at::Tensor gate_up = Random({6, 14}, 9).mul_(3).requires_grad_();
   const at::Tensor dy = Random({6, 7}, 10);
   const at::Tensor gate = gate_up.narrow(1, 0, 7);
-  const at::Tensor y = gate * gate.sigmoid() * gate_up.narrow(1, 7, 7);
-  ExpectNear(SwigluForward(gate_up.detach()), y, kExact, "y");
-  ExpectNear(SwigluBackward(dy, gate_up.detach()), Autograd(y, dy, {gate_up})[0], kExact, "dx");
+  const at::Tensor up = gate_up.narrow(1, 7, 7);
+  const at::Tensor inner = std::sqrt(2 / M_PI) * (gate + 0.044715 * gate.pow(3));
+  const std::pair<Activation, at::Tensor> cases[] = {
+      {Activation::kSilu, gate * gate.sigmoid() * up},
+      {Activation::kGeluTanh, gate / 2 * (1 + inner.tanh()) * up}};
+  for (const auto& [activation, y] : cases) {
+    ExpectNear(SwigluForward(gate_up.detach(), activation), y, kExact, "y");
+    ExpectNear(SwigluBackward(dy, gate_up.detach(), activation), Autograd(y, dy, {gate_up})[0],
+               kExact, "dx");
+  }
 }
 
 }  // namespace

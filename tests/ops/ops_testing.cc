@@ -32,11 +32,23 @@ std::vector<NamedModel> SmallModels() {
   mixtral.experts_per_token = 2;
   ModelDescription windowed = mixtral;
   windowed.layers[0].attention.sliding_window = 5;
-  return {{"qwen3", qwen},
-          {"qwen3_unnormalized", unnormalized},
-          {"qwen3_yarn", yarn},
-          {"mixtral", mixtral},
-          {"mixtral_window", windowed}};
+  ModelDescription gemma = qwen;
+  gemma.family = Family::kGemma4;
+  gemma.norm.scale = NormScale::kWeight;
+  gemma.branch_norms = true;
+  gemma.activation = Activation::kGeluTanh;
+  gemma.layers[0].mixture = MixtureKind::kRoutedAndDense;
+  gemma.layers[0].attention.value_norm = true;
+  gemma.layers[0].attention.score_scale = 1.0;
+  gemma.layers[0].attention.sliding_window = 5;
+  ModelDescription global = gemma;
+  global.layers[0].attention.key_is_value = true;
+  global.layers[0].attention.sliding_window = 0;
+  global.layers[0].attention.head_size = 16;
+  global.layers[0].attention.rotary = {.theta = 1e4, .size = 16, .pair_count = 2};
+  return {{"qwen3", qwen},          {"qwen3_unnormalized", unnormalized}, {"qwen3_yarn", yarn},
+          {"mixtral", mixtral},     {"mixtral_window", windowed},         {"gemma4", gemma},
+          {"gemma4_global", global}};
 }
 
 const std::vector<std::pair<std::string, at::Tensor LayerTensors::*>>& LayerFields() {
@@ -87,11 +99,24 @@ LayerTensors RandomLayer(const ModelDescription& model, const LayerDescription& 
   layer.input_norm = norm(hidden);
   layer.query = weight({query_rows, hidden});
   layer.key = weight({kv_rows, hidden});
-  layer.value = weight({kv_rows, hidden});
+  if (!attention.key_is_value) layer.value = weight({kv_rows, hidden});
   layer.output = weight({hidden, attention.query_width()});
   if (attention.query_key_norm) layer.query_norm = norm(attention.head_size);
   if (attention.query_key_norm) layer.key_norm = norm(attention.head_size);
+  if (model.branch_norms) layer.mixer_output_norm = norm(hidden);
   layer.post_norm = norm(hidden);
+  if (description.mixture == MixtureKind::kRoutedAndDense) {
+    layer.shared_gate_up = weight({2 * model.dense_width, hidden});
+    layer.shared_down = weight({hidden, model.dense_width});
+    layer.router_scale = norm(hidden);
+    layer.expert_scale = norm(model.expert_count);
+    layer.layer_scale = norm(1);
+    for (at::Tensor LayerTensors::*field :
+         {&LayerTensors::shared_output_norm, &LayerTensors::experts_norm,
+          &LayerTensors::experts_output_norm, &LayerTensors::mixture_output_norm}) {
+      layer.*field = norm(hidden);
+    }
+  }
   if (description.mixture == MixtureKind::kRoutedAndShared) {
     layer.shared_gate_up = weight({2 * model.shared_width, hidden});
     layer.shared_down = weight({hidden, model.shared_width});

@@ -18,8 +18,8 @@ struct NamedModel {
   ModelDescription model;
 };
 
-// Qwen3 with both kinds of top-k weights, Mixtral without and with a sliding window; each of one
-// layer.
+// Qwen3 with both kinds of top-k weights, Mixtral without and with a sliding window, Gemma 4's two
+// kinds of layers; each of one layer.
 std::vector<NamedModel> SmallModels();
 
 // Every field of LayerTensors with its name.

@@ -9,10 +9,10 @@ namespace oom::testing {
 
 at::Tensor ReferenceNorm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
-// q, o [T, N, d]; k, v [T, G, d].
+// q, o [T, N, d]; k, v [T, G, d]. `score_scale`: 0: d^(-1/2).
 at::Tensor ReferenceAttention(const at::Tensor& query, const at::Tensor& key,
                               const at::Tensor& value, const std::vector<int64_t>& cu_seqlens,
-                              int64_t window);
+                              int64_t window, double score_scale = 0.0);
 
 at::Tensor ReferenceMixer(const ModelDescription& model, const LayerDescription& layer,
                           const LayerTensors& weights, const at::Tensor& x_TH,

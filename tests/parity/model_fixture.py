@@ -26,7 +26,9 @@ import published_names
 
 VOCABULARY = 199
 IGNORED = -1
-ROUTING_MARGIN = 0.02  # Of the logits; a BF16 run moves them by about 0.002.
+# Of the router's logits; a BF16 run moves them by about 0.002, Gemma 4's by 0.01.
+ROUTING_MARGIN = 0.02
+GEMMA4_ROUTING_MARGIN = 0.05
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 # Every asymmetry: hidden size != heads * head size, fewer key/value heads, K < E, 2I != H.
@@ -60,7 +62,22 @@ CASES |= {
     "qwen3-5-yarn": dict(QWEN35, rope_parameters=dict(QWEN35["rope_parameters"], rope_type="yarn", factor=4.0,
                                                       original_max_position_embeddings=32)),
 }
-AUXILIARY_COEFFICIENT = {"qwen3-unnormalized": 0.02, "mixtral-window": 0.01, "qwen3-5-groups-of-4": 0.01}
+# Five layers with a window shorter than the documents, one of wider heads, fewer key/value heads, and keys for values.
+# Without a padding token: transformers drops its row of the embedding's gradient.
+GEMMA4 = dict(SHARED, model_type="gemma4_text", num_hidden_layers=6, num_key_value_heads=3, tie_word_embeddings=True,
+              sliding_window=16, global_head_dim=32, num_global_key_value_heads=2, attention_k_eq_v=True,
+              num_kv_shared_layers=0, hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=3,
+              moe_intermediate_size=40, intermediate_size=24, hidden_activation="gelu_pytorch_tanh",
+              final_logit_softcapping=0.5, pad_token_id=None, rope_parameters={
+                  "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                  "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0,
+                                     "partial_rotary_factor": 0.25}})
+GEMMA4_SHORT = dict(GEMMA4, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
+CASES |= {
+    "gemma4": GEMMA4,
+    "gemma4-own-values": dict(GEMMA4_SHORT, attention_k_eq_v=False, final_logit_softcapping=None),
+}
+AUXILIARY_COEFFICIENT = {"gemma4-own-values": 0.01, "qwen3-unnormalized": 0.02, "mixtral-window": 0.01, "qwen3-5-groups-of-4": 0.01}
 DOCUMENTS = [0, 37, 38, 91, 128]  # Odd lengths, one of a single token.
 BF16_TOKENS = 48
 CANDIDATES = 12  # About one in four is clear at every layer.
@@ -72,11 +89,20 @@ def initial(model_type, name, values):
     zero_centred = model_type == "qwen3_5_moe_text" and "linear_attn.norm" not in name
     if "norm" in name:
         return 0.1 * values if zero_centred else 1 + 0.1 * values
+    if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+        return 1 + 0.2 * values
+    if name.endswith("router.proj.weight"):
+        return 0.15 * values  # Its input is scaled by hidden_size ** -0.5.
     if name.endswith("conv1d.weight"):
         return 0.3 * values
     if name.endswith(("A_log", "dt_bias")):
         return 0.5 * values
     return 0.02 * values
+
+
+def frozen(model):
+    """Of the saved tensors those that are not trained."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
 
 
 def make_model(settings, seed, representable):
@@ -87,15 +113,11 @@ def make_model(settings, seed, representable):
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EAGER)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in [*model.named_parameters(), *frozen(model)]:
             values = torch.randn(parameter.shape, generator=generator)
             values = initial(settings_type, name, values)
             parameter.copy_(values.bfloat16().float() if representable else values)
     return model
-
-
-def routed_layers(model):
-    return [layer for layer in model.model.layers if hasattr(layer.mlp, "gate")]
 
 
 class RouterTap:
@@ -103,18 +125,26 @@ class RouterTap:
 
     def __init__(self, model):
         self.logits = []
-        for layer in routed_layers(model):
-            layer.mlp.gate.register_forward_hook(lambda module, inputs, output: self.logits.append(output[0]))
+        for layer in model.model.layers:
+            if hasattr(layer, "router"):
+                layer.router.proj.register_forward_hook(lambda module, inputs, output: self.logits.append(output))
+            elif hasattr(layer.mlp, "gate"):
+                layer.mlp.gate.register_forward_hook(lambda module, inputs, output: self.logits.append(output[0]))
 
     def take(self):
         logits, self.logits = self.logits, []
         return logits
 
 
+def experts_per_token(config):
+    return getattr(config, "top_k_experts", None) or config.num_experts_per_tok
+
+
 def draw_clear_tokens(model, count, generator):
-    """Tokens such that the K-th and the next router logit differ by ROUTING_MARGIN at every token and layer."""
+    """Tokens such that the K-th and the next router logit differ by the margin at every token and layer."""
+    margin = GEMMA4_ROUTING_MARGIN if model.config.model_type == "gemma4_text" else ROUTING_MARGIN
     tap = RouterTap(model)
-    top_k = model.config.num_experts_per_tok
+    top_k = experts_per_token(model.config)
     tokens = torch.empty(0, dtype=torch.long)
     with torch.no_grad():
         while len(tokens) < count:
@@ -124,7 +154,7 @@ def draw_clear_tokens(model, count, generator):
             clear = torch.ones(len(candidates), dtype=torch.bool)
             for logits in tap.take():
                 best = logits.view(len(candidates), -1, logits.shape[-1])[:, -1].sort(1, descending=True).values
-                clear &= best[:, top_k - 1] - best[:, top_k] > ROUTING_MARGIN
+                clear &= best[:, top_k - 1] - best[:, top_k] > margin
             if clear.any():
                 tokens = torch.cat([tokens, candidates[clear][:1]])
     return tokens
@@ -143,11 +173,12 @@ def reference(model, ids, targets, documents, coefficient):
     loss = torch.nn.functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum") / valid
     config = model.config
     experts = getattr(config, "num_experts", None) or config.num_local_experts
-    auxiliary = load_balancing_loss_func(by_layer, experts, config.num_experts_per_tok)
+    auxiliary = load_balancing_loss_func(by_layer, experts, experts_per_token(config))
     (loss + coefficient * auxiliary).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert all(gradient is not None for gradient in gradients.values())
-    chosen = [layer.topk(config.num_experts_per_tok).indices.sort(1).values for layer in by_layer]
+    gradients |= {name: torch.zeros_like(buffer) for name, buffer in frozen(model)}
+    chosen = [layer.topk(experts_per_token(config)).indices.sort(1).values for layer in by_layer]
     return {"logits": logits.detach(), "loss": loss.detach()[None], "auxiliary_loss": auxiliary.detach()[None],
             **{f"gradient.{name}": gradient
                for name, gradient in published_names.published(config.model_type, gradients).items()}}, chosen
@@ -175,7 +206,7 @@ def write_case(folder, settings, seed, documents, coefficient, bf16):
     if bf16:
         # from_pretrained, not .to(): the latter would round the rotary frequencies as well.
         narrow = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **EAGER)
-        assert narrow.model.rotary_emb.inv_freq.dtype == torch.float32
+        assert all(buffer.dtype == torch.float32 for name, buffer in narrow.named_buffers() if "inv_freq" in name)
         assert narrow.model.embed_tokens.weight.dtype == torch.bfloat16
         tensors, narrow_chosen = reference(narrow, ids, targets, documents, coefficient)
         assert all(torch.equal(a, b) for a, b in zip(chosen, narrow_chosen)), "a routing decision was close"
@@ -199,7 +230,7 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     for seed, (name, settings) in enumerate(CASES.items()):
         write_case(output / name, settings, seed, DOCUMENTS, AUXILIARY_COEFFICIENT.get(name, 0.0), bf16=False)
-    for family, settings in (("qwen3", QWEN3), ("mixtral", MIXTRAL)):
+    for family, settings in (("qwen3", QWEN3), ("mixtral", MIXTRAL), ("qwen3-5", QWEN35), ("gemma4", GEMMA4_SHORT)):
         for seed in BF16_SEEDS:
             write_case(output / f"bf16-{family}-{seed}", settings, 100 + seed, [0, BF16_TOKENS], 0.0, bf16=True)
     stamp_file.write_text(stamp)

@@ -18,13 +18,21 @@ namespace {
 constexpr double kLogitsBar = 1e-5;
 constexpr double kGradientBar = 1e-4;
 
-const std::vector<std::string> kFp32Cases = {
-    "qwen3", "qwen3-unnormalized", "qwen3-yarn-2", "qwen3-yarn-4", "mixtral", "mixtral-window",
-    "qwen3-5", "qwen3-5-groups-of-4", "qwen3-5-yarn"};
+const std::vector<std::string> kFp32Cases = {"qwen3",
+                                             "qwen3-unnormalized",
+                                             "qwen3-yarn-2",
+                                             "qwen3-yarn-4",
+                                             "mixtral",
+                                             "mixtral-window",
+                                             "qwen3-5",
+                                             "qwen3-5-groups-of-4",
+                                             "qwen3-5-yarn",
+                                             "gemma4",
+                                             "gemma4-own-values"};
 
 std::vector<std::string> Bf16Cases() {
   std::vector<std::string> cases;
-  for (const char* family : {"qwen3", "mixtral"}) {
+  for (const char* family : {"qwen3", "mixtral", "qwen3-5", "gemma4"}) {
     for (int seed = 0; seed < 5; ++seed) {
       cases.push_back(std::string("bf16-") + family + "-" + std::to_string(seed));
     }
@@ -76,6 +84,26 @@ TEST_P(Fp32ParityTest, ReplayGivesTheBitsOfKeeping) {
       EXPECT_TRUE(at::equal(gradient, replayed.gradients.at(name))) << name;
     }
   }
+}
+
+// Goal: a partition changes no bit of the forward but by query heads, whose results are added up, and nothing of the
+// gradients beyond the order of their sums: 1e-6 an operator (mixer_test, mixture_test, gated_delta_net_test), of which a
+// whole model's gradients have gone through several. (One LibTorch thread: see the test's environment.)
+TEST_P(Fp32ParityTest, PartsGiveWhatTheWholeGives) {
+  const GoldenCase golden = ReadGoldenCase(GetParam());
+  const RunResult whole = RunModel(golden, {});
+  const auto hold = [&](const RunResult& parts) {
+    for (const auto& [name, gradient] : whole.gradients) {
+      EXPECT_LE(RelativeError(parts.gradients.at(name), gradient), 3e-6) << name;
+    }
+  };
+  const RunResult by_token =
+      RunModel(golden, {.segment_tokens = 64, .mixture_chunk_tokens = 64, .head_chunk_tokens = 64});
+  EXPECT_TRUE(at::equal(by_token.logits_TV, whole.logits_TV));
+  hold(by_token);
+  const RunResult by_head = RunModel(golden, {.head_groups = 2});
+  EXPECT_LE(RelativeError(by_head.logits_TV, whole.logits_TV), 1e-6);
+  hold(by_head);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Fp32ParityTest, ::testing::ValuesIn(kFp32Cases),
@@ -188,6 +216,27 @@ TEST(PlantedFaultTest, AWrongModelDescriptionIsSeen) {
       seen_in_attention("qwen3-yarn-4", [](Attention* a) { a->rotary.yarn->truncate = false; }));
   EXPECT_TRUE(seen_in_attention("mixtral-window", [](Attention* a) { a->sliding_window += 1; }));
   EXPECT_TRUE(seen_in_attention("mixtral", [](Attention* a) { a->sliding_window = 16; }));
+  EXPECT_TRUE(seen("gemma4", [](ModelDescription* m) { m->norm.scale = NormScale::kOnePlusWeight; }));
+  EXPECT_TRUE(seen("gemma4", [](ModelDescription* m) { m->norm.epsilon = 1e-5; }));
+  EXPECT_TRUE(seen("gemma4", [](ModelDescription* m) { m->branch_norms = false; }));
+  EXPECT_TRUE(seen("gemma4", [](ModelDescription* m) { m->embedding_scale *= 1.01; }));
+  EXPECT_TRUE(seen("gemma4", [](ModelDescription* m) { m->logit_cap = 0.0; }));
+  EXPECT_TRUE(seen("gemma4-own-values", [](ModelDescription* m) { m->logit_cap = 3.0; }));
+  EXPECT_TRUE(seen("gemma4", [](ModelDescription* m) { m->activation = Activation::kSilu; }));
+  EXPECT_TRUE(seen("gemma4", [](ModelDescription* m) { m->renormalize_top_k = false; }));
+  EXPECT_TRUE(seen_in_attention("gemma4", [](Attention* a) { a->value_norm = false; }));
+  EXPECT_TRUE(seen_in_attention("gemma4", [](Attention* a) { a->query_key_norm = false; }));
+  EXPECT_TRUE(seen_in_attention("gemma4", [](Attention* a) { a->score_scale = 0.0; }));
+  EXPECT_TRUE(seen_in_attention("gemma4", [](Attention* a) { a->sliding_window += 1; }));
+  EXPECT_TRUE(seen("gemma4", [](ModelDescription* m) {
+    m->layers.back().attention.rotary.pair_count += 1;
+  }));
+  EXPECT_TRUE(seen("gemma4", [](ModelDescription* m) {
+    m->layers.back().attention.rotary.theta = m->layers.front().attention.rotary.theta;
+  }));
+  EXPECT_TRUE(seen("gemma4-own-values", [](ModelDescription* m) {
+    m->layers.back().attention.key_is_value = true;
+  }));
 }
 
 }  // namespace

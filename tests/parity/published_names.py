@@ -8,7 +8,7 @@ _QWEN3 = {"gate": "mlp.experts.{}.gate_proj.weight", "up": "mlp.experts.{}.up_pr
 _MIXTRAL = {"gate": "block_sparse_moe.experts.{}.w1.weight", "up": "block_sparse_moe.experts.{}.w3.weight",
             "down": "block_sparse_moe.experts.{}.w2.weight", "block": "block_sparse_moe."}
 _FAMILIES = {"qwen3_moe": _QWEN3, "mixtral": _MIXTRAL}
-_AS_IN_TRANSFORMERS = ("qwen3_5_moe_text",)
+_AS_IN_TRANSFORMERS = ("qwen3_5_moe_text", "gemma4_text")
 
 
 def published(model_type, tensors):
@@ -33,5 +33,5 @@ def published(model_type, tensors):
 
 
 def is_decayed(name):
-    """Weight decay by name: all but norms and biases."""
-    return "norm" not in name and not name.endswith(".bias")
+    """Weight decay by name: all but norms, biases, convolutions, and Gated DeltaNet's A_log and dt_bias."""
+    return not any(part in name for part in ("norm", "conv1d", "A_log", "dt_bias")) and not name.endswith(".bias")

@@ -127,6 +127,8 @@ def loss_sum(model, batch):
     """(sum of the token losses, the routers' logits by layer) of some sequences."""
     inputs, targets, positions, documents = batch
     config = model.config
+    if "linear_attention" in (getattr(config, "layer_types", None) or ()):
+        return loss_sum_by_document(model, batch)
     window = getattr(config, "sliding_window", None)
     if not getattr(config, "use_sliding_window", True):
         window = None
@@ -145,6 +147,21 @@ def auxiliary_loss(model, parts):
     experts = getattr(config, "num_experts", None) or config.num_local_experts
     logits = tuple(torch.cat(layer) for layer in zip(*parts))
     return load_balancing_loss_func(logits, experts, config.num_experts_per_tok)
+
+
+def loss_sum_by_document(model, batch):
+    """The same where transformers' packing would let a document's state reach the next: each document by itself."""
+    inputs, targets, positions, _ = batch
+    hidden, routers = [], []
+    for row, row_positions in zip(inputs, positions):
+        starts = torch.nonzero(row_positions == 0).flatten().tolist()
+        for first, end in zip(starts, starts[1:] + [len(row)]):
+            out = model.model(input_ids=row[None, first:end], use_cache=False, output_router_logits=True)
+            hidden.append(out.last_hidden_state[0])
+            routers.append(out.router_logits)
+    logits = model.lm_head(torch.cat(hidden)).float()
+    loss = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-100, reduction="sum")
+    return loss, tuple(torch.cat(layer) for layer in zip(*routers))
 
 
 def evaluate(model, data, sequences, at_once=4):

@@ -58,7 +58,8 @@ class Runner {
   }
 
   RunResult Run() {
-    at::Tensor x = EmbeddingForward(embedding_, golden_.token_T);
+    const double scale = EmbeddingScale(model_, options_.type);
+    at::Tensor x = EmbeddingForward(embedding_, golden_.token_T).mul_(scale);
     for (int64_t layer = 0; layer < model_.layer_count(); ++layer) x = LayerForward(layer, x);
 
     result_.logits_TV = HeadLogits(model_, head_weights_, x);
@@ -73,7 +74,7 @@ class Runner {
 
     at::Tensor dx = head.dx_TH;
     for (int64_t layer = model_.layer_count(); layer-- > 0;) dx = LayerBackward(layer, dx);
-    EmbeddingBackward(dx, golden_.token_T, result_.gradients.at("embedding"));
+    EmbeddingBackward(dx.mul(scale), golden_.token_T, result_.gradients.at("embedding"));
     return std::move(result_);
   }
 
