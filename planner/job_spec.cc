@@ -187,6 +187,13 @@ Status NormalizeJobSpec(v1::JobSpec* spec) {
   if (!(spec->router().auxiliary_loss() >= 0.0) || !std::isfinite(spec->router().auxiliary_loss())) {
     return Invalid("router.auxiliary_loss", "must be 0 or more");
   }
+  if (spec->router().auxiliary_loss() > 0.0 && spec->accumulation() > 1) {
+    return Invalid(
+        "router.auxiliary_loss",
+        "must be 0 with accumulation over 1: its gradient needs every expert's load in the "
+        "whole step, and that of later micro-batches is not known when the first one goes "
+        "backward");
+  }
   if (spec->seed() == 0) spec->set_seed(1);
   if (spec->precision() == v1::PRECISION_UNSPECIFIED) spec->set_precision(v1::PRECISION_BFLOAT16);
   if (spec->budgets().gpu_memory_bytes() < 0) {

@@ -184,6 +184,19 @@ Status CpuDataPlane::StoreRows(const Node& node, int64_t step, const float* sums
   return Status::Ok();
 }
 
+Status CpuDataPlane::PublishRouterCounts(int64_t step, const int64_t* choices_E, int64_t tokens) {
+  const RouterCounts counts = options_.page->router_counts(options_.rank, step);
+  counts.tokens = tokens;
+  std::copy_n(choices_E, counts.choices_E.size(), counts.choices_E.begin());
+  options_.page->router_counted(options_.rank).Publish(static_cast<uint64_t>(step + 1));
+  return Status::Ok();
+}
+
+Result<int64_t> CpuDataPlane::SumRouterCounts(int64_t step, int64_t* choices_E) {
+  return AddRouterCounts(step,
+                         {choices_E, static_cast<size_t>(options_.page->layout().expert_count)});
+}
+
 Status CpuDataPlane::PublishLoss(int64_t step, const Loss& loss) {
   RankRecord& record = options_.page->rank_record(options_.rank, step);
   record.step = step;

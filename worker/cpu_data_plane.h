@@ -20,6 +20,8 @@ class CpuDataPlane : public DataPlane {
   Status ReduceGradient(const Node& node, const float* unit_gradient, std::byte* slice) override;
   Status StoreGradient(const Node& node, int64_t step, const std::byte* from) override;
   Status StoreRows(const Node& node, int64_t step, const float* sums, int64_t elements) override;
+  Status PublishRouterCounts(int64_t step, const int64_t* choices_E, int64_t tokens) override;
+  Result<int64_t> SumRouterCounts(int64_t step, int64_t* choices_E) override;
   Status PublishLoss(int64_t step, const Loss& loss) override;
   Status Norm(const Node& node, int64_t step) override;
   Status Update(const Node& node, int64_t step) override;

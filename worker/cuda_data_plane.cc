@@ -228,6 +228,27 @@ Status CudaDataPlane::StoreRows(const Node& node, int64_t step, const float* sum
   return Status::Ok();
 }
 
+Status CudaDataPlane::PublishRouterCounts(int64_t step, const int64_t* choices_E, int64_t tokens) {
+  const RouterCounts counts = options_.page->router_counts(options_.rank, step);
+  counts.tokens = tokens;
+  OOM_RETURN_IF_ERROR(Copy(counts.choices_E.data(), choices_E,
+                           static_cast<int64_t>(counts.choices_E.size_bytes()),
+                           cudaMemcpyDeviceToHost));
+  return StoreWord(options_.page->router_counted(options_.rank), step + 1);
+}
+
+// The copy of the step before has left the staging once this rank's own word is there: the stream
+// stored it behind that copy.
+Result<int64_t> CudaDataPlane::SumRouterCounts(int64_t step, int64_t* choices_E) {
+  OOM_RETURN_IF_ERROR(Await(options_.page->router_counted(options_.rank), step + 1));
+  const std::span<int64_t> sum(scratch_.router_choices,
+                               static_cast<size_t>(options_.page->layout().expert_count));
+  OOM_ASSIGN_OR_RETURN(const int64_t tokens, AddRouterCounts(step, sum));
+  OOM_RETURN_IF_ERROR(
+      Copy(choices_E, sum.data(), static_cast<int64_t>(sum.size_bytes()), cudaMemcpyHostToDevice));
+  return tokens;
+}
+
 Status CudaDataPlane::PublishLoss(int64_t step, const Loss& loss) {
   RankRecord& record = options_.page->rank_record(options_.rank, step);
   record.step = step;

@@ -26,6 +26,8 @@ class CudaDataPlane : public DataPlane {
     uint8_t* decayed_blocks = nullptr;  // By block of the job: 1 if it is decayed.
     // In host memory that the device writes, by chunk, 1 at first: 0 once a value of its gradient was not finite.
     int32_t* finite = nullptr;
+    // In page-locked host memory, [E]: the ranks' router counts, added up.
+    int64_t* router_choices = nullptr;
   };
   // `communicator`: of the ranks, where the layout exchanges; must outlive the object.
   CudaDataPlane(const Options& options, const Scratch& scratch, NcclCommunicator* communicator);
@@ -37,6 +39,8 @@ class CudaDataPlane : public DataPlane {
   Status ReduceGradient(const Node& node, const float* unit_gradient, std::byte* slice) override;
   Status StoreGradient(const Node& node, int64_t step, const std::byte* from) override;
   Status StoreRows(const Node& node, int64_t step, const float* sums, int64_t elements) override;
+  Status PublishRouterCounts(int64_t step, const int64_t* choices_E, int64_t tokens) override;
+  Result<int64_t> SumRouterCounts(int64_t step, int64_t* choices_E) override;
   Status PublishLoss(int64_t step, const Loss& loss) override;
   Status Norm(const Node& node, int64_t step) override;
   Status Update(const Node& node, int64_t step) override;

@@ -161,6 +161,11 @@ class CudaDevice : public WorkerDevice {
                                       layout.chunks().size() * sizeof(int32_t))));
     scratch_.finite = reinterpret_cast<int32_t*>(finite_.data());
     std::fill_n(scratch_.finite, layout.chunks().size(), 1);
+    if (const int64_t experts = page.layout().expert_count; experts > 0) {
+      OOM_ASSIGN_OR_RETURN(router_choices_,
+                           PinnedMemory::Allocate(experts * static_cast<int64_t>(sizeof(int64_t))));
+      scratch_.router_choices = reinterpret_cast<int64_t*>(router_choices_.data());
+    }
     if (layout.exchanges()) {
       OOM_ASSIGN_OR_RETURN(communicator_, NcclCommunicator::Join(rank, &page));
     }
@@ -307,6 +312,7 @@ class CudaDevice : public WorkerDevice {
   CudaAllocator allocator_;
   std::vector<RegisteredMemory> registered_;
   PinnedMemory finite_;
+  PinnedMemory router_choices_;
   CudaDataPlane::Scratch scratch_;
   std::unique_ptr<NcclCommunicator> communicator_;  // Where ranks exchange.
   std::array<Slot, kBatchSlots> slots_;  // Of the H2D stream.

@@ -112,6 +112,18 @@ Status DataPlane::PublishRowSet(int64_t step, std::span<const int32_t> row_numbe
   return Status::Ok();
 }
 
+Result<int64_t> DataPlane::AddRouterCounts(int64_t step, std::span<int64_t> choices_E) const {
+  std::fill(choices_E.begin(), choices_E.end(), 0);
+  int64_t tokens = 0;
+  for (int rank = 0; rank < options_.layout->rank_count(); ++rank) {
+    OOM_RETURN_IF_ERROR(Await(options_.page->router_counted(rank), step + 1));
+    const RouterCounts counts = options_.page->router_counts(rank, step);
+    tokens += counts.tokens;
+    for (size_t e = 0; e < choices_E.size(); ++e) choices_E[e] += counts.choices_E[e];
+  }
+  return tokens;
+}
+
 Status DataPlane::AwaitGate(int64_t step, double* clip) const {
   const ControlPage& page = *options_.page;
   *clip = 1.0;

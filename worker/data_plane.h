@@ -76,6 +76,13 @@ class DataPlane {
   Status StoreBoundary(const Node& node, const std::byte* from);
   Status LoadBoundary(const Node& node, std::byte* to);
 
+  // Load-balancing loss of several ranks. Once this rank's forward is done: what its routers chose,
+  // int64 [E] in the device's memory, and its tokens summed over routed layers.
+  virtual Status PublishRouterCounts(int64_t step, const int64_t* choices_E, int64_t tokens) = 0;
+  // Waits for every rank's counts of the step, this one's included, and leaves their sum, in rank
+  // order, in `choices_E` (device memory); returns the tokens of all. kAborted if the attempt ends.
+  virtual Result<int64_t> SumRouterCounts(int64_t step, int64_t* choices_E) = 0;
+
   virtual Status PublishLoss(int64_t step, const Loss& loss) = 0;
   // Of a resident chunk of this rank. Norm or Update fails with NON_FINITE_GRADIENT (the unit is named).
   virtual Status Norm(const Node& node, int64_t step) = 0;
@@ -107,6 +114,8 @@ class DataPlane {
   Status AwaitSlot(int64_t chunk, int64_t step) const;
   // Before the embedding's rows do: every update of the step before has to have read them.
   Status AwaitRowsRead(const Node& node, int64_t step) const;
+  // SumRouterCounts into host memory.
+  Result<int64_t> AddRouterCounts(int64_t step, std::span<int64_t> choices_E) const;
   // Overlapped: every rank's loss is known and finite. Deferred: the clip factor is known.
   Status AwaitGate(int64_t step, double* clip) const;
 

@@ -57,6 +57,7 @@ StepRunner::StepRunner(const Options& options)
       gradient_options_(weight_options_.dtype(at::kFloat)),
       program_(options.model, options.plan->partitions()),
       embedding_scale_(EmbeddingScale(*options.model, weight_type())) {
+  OOM_CHECK(options_.auxiliary_loss == 0.0 || options_.plan->accumulation() == 1);
   const auto layers = static_cast<size_t>(options_.model->layer_count());
   layer_unit_.assign(layers, -1);
   mixture_unit_.assign(layers, -1);
@@ -269,6 +270,11 @@ Status StepRunner::Head(const Node& node, int64_t step) {
   HeadTensors gradients =
       HeadViews(unit, options_.arena->At(*graph_, node.gradient), gradient_options_);
   const at::Tensor x = std::move(activation_.back());
+  // The others need it as soon as there is something; this rank needs theirs after the head alone.
+  if (router_stats_.tokens > 0 && options_.plan->rank_count() > 1) {
+    OOM_RETURN_IF_ERROR(options_.data_plane->PublishRouterCounts(
+        step, router_stats_.count_E.const_data_ptr<int64_t>(), router_stats_.tokens));
+  }
   const int64_t valid = batch().valid_targets;
   const HeadLossResult result = HeadLoss(
       *options_.model, HeadViews(unit, base, weight_options_), x, batch().targets,
@@ -276,25 +282,28 @@ Status StepRunner::Head(const Node& node, int64_t step) {
        .chunk_tokens = HeadChunkTokens(*options_.plan, x.size(0))},
       &gradients);
   upstream_ = result.dx_TH;
-  if (node.micro_batch == 0) {
-    loss_sum_ = result.loss_sum;
-    auxiliary_sum_.reset();
-  } else {
-    loss_sum_.add_(result.loss_sum);
-  }
-  if (options_.auxiliary_loss != 0.0 && router_stats_.tokens > 0) {
-    const at::Tensor auxiliary =
-        LoadBalanceLoss(router_stats_)
-            .mul_(options_.auxiliary_loss)
-            .div_(static_cast<double>(options_.plan->accumulation() * options_.plan->rank_count()));
-    auxiliary_sum_ = auxiliary_sum_.defined() ? auxiliary_sum_.add_(auxiliary) : auxiliary;
-  }
+  loss_sum_ = node.micro_batch == 0 ? result.loss_sum : loss_sum_.add_(result.loss_sum);
+  OOM_RETURN_IF_ERROR(Balance(step));
   if (!last_micro_batch(node)) return Status::Ok();
   return options_.data_plane->PublishLoss(
       step, {.loss_sum = loss_sum_.const_data_ptr<double>(),
              .valid_targets = valid,
              .auxiliary_loss =
-                 auxiliary_sum_.defined() ? auxiliary_sum_.const_data_ptr<double>() : nullptr});
+                 auxiliary_loss_.defined() ? auxiliary_loss_.const_data_ptr<double>() : nullptr});
+}
+
+Status StepRunner::Balance(int64_t step) {
+  if (router_stats_.tokens == 0) return Status::Ok();
+  RouterStats of_all = router_stats_;
+  if (options_.plan->rank_count() > 1) {
+    of_all.count_E = at::empty_like(router_stats_.count_E);
+    OOM_ASSIGN_OR_RETURN(of_all.tokens, options_.data_plane->SumRouterCounts(
+                                            step, of_all.count_E.mutable_data_ptr<int64_t>()));
+  }
+  balance_ = MakeLoadBalanceTerm(of_all, options_.auxiliary_loss);
+  // Linear in the probabilities, which are this rank's: its share.
+  auxiliary_loss_ = LoadBalanceLoss(of_all).mul_(options_.auxiliary_loss);
+  return Status::Ok();
 }
 
 Status StepRunner::EvaluationHead(const Node& node, int64_t step) {
@@ -343,14 +352,8 @@ Status StepRunner::BackwardMixture(const Node& node, int64_t step) {
     ClearGradient(MixtureUnit(node.layer), node.mixture_gradient);
   }
   LayerTensors gradients = Gradients(node);
-  LoadBalanceTerm balance;
-  if (options_.auxiliary_loss != 0.0 && router_stats_.tokens > 0) {
-    balance = MakeLoadBalanceTerm(
-        router_stats_, options_.auxiliary_loss /
-                           (options_.plan->accumulation() * options_.plan->rank_count()));
-  }
   upstream_ = program_.BackwardMixture(node.layer, weights, upstream_, saved_[layer].mixture,
-                                       balance, &gradients);
+                                       balance_, &gradients);
   saved_[layer].mixture.clear();
   mixer_output_.reset();
   return Status::Ok();

@@ -32,7 +32,7 @@ class StepRunner : public NodeRunner {
     const BatchReader* train = nullptr;
     const v1::Plan* plan = nullptr;
     int rank = 0;
-    double auxiliary_loss = 0.0;    // Coefficient.
+    double auxiliary_loss = 0.0;    // Coefficient. REQUIRES: 0 with accumulation over 1.
   };
   explicit StepRunner(const Options& options);
 
@@ -53,6 +53,8 @@ class StepRunner : public NodeRunner {
   Status ForwardMixer(const Node& node, int64_t step);
   Status ForwardMixture(const Node& node, int64_t step);
   Status Head(const Node& node, int64_t step);
+  // Load-balancing loss: balance_ and auxiliary_loss_, once all ranks have published their routing.
+  Status Balance(int64_t step);
   Status EvaluationHead(const Node& node, int64_t step);
   Status ReplayMixer(const Node& node, int64_t step);
   Status ReplayMixture(const Node& node, int64_t step);
@@ -106,9 +108,10 @@ class StepRunner : public NodeRunner {
   at::Tensor mixer_output_;
   at::Tensor upstream_;              // Gradient on its way down.
   std::vector<LayerSaved> saved_;
-  RouterStats router_stats_;
+  RouterStats router_stats_;         // Of this rank.
+  LoadBalanceTerm balance_;          // Of the step, over all ranks.
   at::Tensor loss_sum_;              // FP64 scalar.
-  at::Tensor auxiliary_sum_;         // FP64 scalar; undefined where the job has no such loss.
+  at::Tensor auxiliary_loss_;        // FP64 scalar, this rank's share; undefined without such a loss.
   std::vector<at::Tensor> embedding_upstream_;
   std::vector<at::Tensor> embedding_tokens_;
   at::Tensor row_sums_;              // FP32, by rising token; perhaps with room for more rows.

@@ -19,13 +19,32 @@ struct PageHeader {
   int64_t rank_count;
   int64_t chunk_count;
   int64_t block_count;
+  int64_t expert_count;
 };
-constexpr uint64_t kMagic = 0x32306567616d6f6fULL;  // "oomage02", little-endian.
+constexpr uint64_t kMagic = 0x33306567616d6f6fULL;  // "oomage03", little-endian.
 constexpr int64_t kCommunicatorIdOffset = 64;
 constexpr int64_t kHeaderBytes = kCommunicatorIdOffset + ControlPage::kCommunicatorIdBytes;
 static_assert(sizeof(PageHeader) <= kCommunicatorIdOffset && kHeaderBytes % 64 == 0);
 
 int64_t RankRecordsOffset(int64_t word_count) { return kHeaderBytes + word_count * 64; }
+
+// Of a rank's and the job host's records, all steps of the ring.
+int64_t RecordBytes(const ControlPage::Layout& layout) {
+  return RoundUp(layout.rank_count * kStepRing * static_cast<int64_t>(sizeof(RankRecord)) +
+                     kStepRing * static_cast<int64_t>(sizeof(ClipRecord)),
+                 64);
+}
+
+// Of one rank and step.
+int64_t RouterCountBytes(const ControlPage::Layout& layout) {
+  if (layout.expert_count == 0) return 0;
+  return RoundUp((1 + layout.expert_count) * static_cast<int64_t>(sizeof(int64_t)), 64);
+}
+
+int64_t NormSquaresOffset(const ControlPage::Layout& layout, int64_t word_count) {
+  return RankRecordsOffset(word_count) + RecordBytes(layout) +
+         layout.rank_count * kStepRing * RouterCountBytes(layout);
+}
 
 }  // namespace
 
@@ -35,9 +54,7 @@ int64_t ControlPage::WordCount(const Layout& layout) {
 }
 
 int64_t ControlPage::TotalBytes(const Layout& layout) {
-  const int64_t records = layout.rank_count * kStepRing * static_cast<int64_t>(sizeof(RankRecord)) +
-                          kStepRing * static_cast<int64_t>(sizeof(ClipRecord));
-  return RoundUp(RankRecordsOffset(WordCount(layout)) + RoundUp(records, 64) +
+  return RoundUp(NormSquaresOffset(layout, WordCount(layout)) +
                      layout.block_count * static_cast<int64_t>(sizeof(double)),
                  4096);
 }
@@ -67,6 +84,7 @@ Result<std::unique_ptr<ControlPage>> ControlPage::Create(const Layout& layout) {
       .rank_count = layout.rank_count,
       .chunk_count = layout.chunk_count,
       .block_count = layout.block_count,
+      .expert_count = layout.expert_count,
   };
   return page;
 }
@@ -82,7 +100,8 @@ Result<std::unique_ptr<ControlPage>> ControlPage::Map(UniqueFd fd, const Layout&
   OOM_ASSIGN_OR_RETURN(auto page, MapPage(std::move(fd), layout));
   const PageHeader header = *reinterpret_cast<const PageHeader*>(page->base_);
   if (header.magic != kMagic || header.rank_count != layout.rank_count ||
-      header.chunk_count != layout.chunk_count || header.block_count != layout.block_count) {
+      header.chunk_count != layout.chunk_count || header.block_count != layout.block_count ||
+      header.expert_count != layout.expert_count) {
     return Status(Code::kInvalidArgument, "the control page belongs to another graph");
   }
   return page;
@@ -112,12 +131,16 @@ ClipRecord& ControlPage::clip_record(int64_t step) const {
   return reinterpret_cast<ClipRecord*>(after_ranks)[step % kStepRing];
 }
 
+RouterCounts ControlPage::router_counts(int rank, int64_t step) const {
+  OOM_CHECK(rank >= 0 && rank < layout_.rank_count && step >= 0 && layout_.expert_count > 0);
+  auto* entry = reinterpret_cast<int64_t*>(
+      base_ + RankRecordsOffset(WordCount(layout_)) + RecordBytes(layout_) +
+      (rank * kStepRing + step % kStepRing) * RouterCountBytes(layout_));
+  return {.tokens = entry[0], .choices_E = {entry + 1, static_cast<size_t>(layout_.expert_count)}};
+}
+
 std::span<double> ControlPage::norm_squares() const {
-  const int64_t records =
-      layout_.rank_count * kStepRing * static_cast<int64_t>(sizeof(RankRecord)) +
-      kStepRing * static_cast<int64_t>(sizeof(ClipRecord));
-  auto* squares = reinterpret_cast<double*>(base_ + RankRecordsOffset(WordCount(layout_)) +
-                                            RoundUp(records, 64));
+  auto* squares = reinterpret_cast<double*>(base_ + NormSquaresOffset(layout_, WordCount(layout_)));
   return {squares, static_cast<size_t>(layout_.block_count)};
 }
 

@@ -27,7 +27,7 @@ struct RankRecord {
   int64_t step;
   double loss_sum;            // Sum over this rank's valid targets.
   int64_t valid_targets;      // Of the whole global batch, counted by this rank.
-  double auxiliary_loss;      // Coefficient applied; of this rank's tokens.
+  double auxiliary_loss;      // Coefficient applied; this rank's share, so that the ranks' add up to the step's.
   double exposed_wait_seconds;
   double step_seconds;
   double evaluation_loss_sum;
@@ -47,6 +47,13 @@ struct ClipRecord {
   double clip;                // k of the update rule; 1: no clipping.
 };
 
+// What a rank's routers chose in the forward pass of one step, over all its routed layers
+// (load-balancing loss); written before router_counted(rank) is published.
+struct RouterCounts {
+  int64_t& tokens;               // N: tokens summed over layers.
+  std::span<int64_t> choices_E;  // Of each of the E experts.
+};
+
 // As shm_layout.md says.
 static_assert(sizeof(RankRecord) == 104 && sizeof(ClipRecord) == 24);
 
@@ -56,6 +63,7 @@ class ControlPage {
     int rank_count = 0;
     int64_t chunk_count = 0;
     int64_t block_count = 0;  // 4,096-blocks of all units.
+    int64_t expert_count = 0;  // E where ranks may add up their router counts; 0: there are none.
   };
 
   // A new zero page in a sealed memfd. Codes of ErrnoStatus.
@@ -125,12 +133,20 @@ class ControlPage {
     return word(RankWords() + kWordsOfARank * rank + 4);
   }
 
+  // Worker `rank`, where several ranks have a load-balancing loss: its router counts of steps below
+  // this number are in place.
+  SharedWord& router_counted(int rank) const {
+    return word(RankWords() + kWordsOfARank * rank + 5);
+  }
+
   // What NCCL's ranks find each other by.
   static constexpr int64_t kCommunicatorIdBytes = 128;
   std::span<std::byte> communicator_id() const;
 
   RankRecord& rank_record(int rank, int64_t step) const;
   ClipRecord& clip_record(int64_t step) const;
+  // On cache lines of its own. REQUIRES: the layout has experts.
+  RouterCounts router_counts(int rank, int64_t step) const;
   // Sum of squares of each 4,096-block, all units in canonical order.
   std::span<double> norm_squares() const;
 
@@ -139,7 +155,7 @@ class ControlPage {
 
  private:
   static constexpr int64_t kFixedWords = 10;
-  static constexpr int64_t kWordsOfARank = 5;
+  static constexpr int64_t kWordsOfARank = 6;
 
   ControlPage(UniqueFd fd, const Layout& layout, std::byte* base, int64_t bytes)
       : fd_(std::move(fd)), layout_(layout), base_(base), bytes_(bytes) {}

@@ -28,6 +28,7 @@ class SharedLayoutBuilder {
     layout_.rank_count_ = plan_.rank_count();
     layout_.float32_ = plan_.precision() == v1::PRECISION_FLOAT32;
     layout_.reduction_ = plan_.reduction();
+    layout_.expert_count_ = model_.expert_count;
     layout_.gradient_bytes_ = layout_.float32_ || batch_.accumulation > 1 ? 4 : 2;
     layout_.units_ = BuildUnits(model_, plan_.rank_count());
     OOM_CHECK(static_cast<int>(layout_.units_.size()) == plan_.units_size());
@@ -213,7 +214,8 @@ SharedLayout SharedLayout::Build(const ModelDescription& model, const v1::Plan& 
 ControlPage::Layout SharedLayout::control_page() const {
   return {.rank_count = rank_count_,
           .chunk_count = static_cast<int64_t>(chunks_.size()),
-          .block_count = block_count_};
+          .block_count = block_count_,
+          .expert_count = rank_count_ > 1 ? expert_count_ : 0};
 }
 
 Region SharedLayout::gradient(int64_t chunk, int partial, int64_t step) const {

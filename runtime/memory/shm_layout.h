@@ -145,6 +145,7 @@ class SharedLayout {
   int64_t ring_slot_count_ = 0;
   int64_t ring_chunks_per_step_ = 0;
   int64_t block_count_ = 0;
+  int64_t expert_count_ = 0;
   int64_t gradient_bytes_ = 2;
   v1::GradientReduction reduction_ = v1::GRADIENT_REDUCTION_HOST;
   int rank_count_ = 1;

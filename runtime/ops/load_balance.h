@@ -13,7 +13,8 @@
 
 namespace oom {
 
-// Sums over layers and parts; add them up over micro-batches or ranks field by field.
+// Sums over layers and parts; add them up over ranks field by field. With everybody's counts and
+// tokens beside one rank's probabilities, LoadBalanceLoss is that rank's share.
 struct RouterStats {
   at::Tensor count_E;        // int64: choices of each expert. Undefined until the first layer.
   at::Tensor probability_E;  // Wide: sum of p.

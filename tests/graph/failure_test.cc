@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -103,6 +104,49 @@ TEST(Abort, AtAnyPointChunksAreWholeAndNothingLaterIsApplied) {
     EXPECT_TRUE(host.ok() || host.code() == Code::kAborted) << host.ToString();
     EXPECT_EQ(planted, reached_it && by_failure ? 1 : 0);
     ASSERT_EQ(BrokenChunk(*job, pools.map(), reference, run.page()), "");
+  }
+}
+
+// Goal: no rank waits for router counts that never come. Method: in step 2 one of two ranks fails,
+// or stands still, before it has published its own, once the other has and so waits for them.
+TEST(Abort, EndsTheWaitForAnotherRanksRouterCounts) {
+  for (const bool by_failure : {true, false}) {
+    Random random(12);
+    TestJob job;
+    job.model = RandomModel(random, {.max_layers = 2, .tiny = true});
+    job.plan = PlainPlan(job.model, 2);
+    job.Derive();
+    const TestPools pools(*job.layout);
+    ReferenceJob reference(job, 12);
+    reference.Fill(pools.map());
+    ControlPage* page = nullptr;
+    SharedWord stands_still{};
+    std::atomic<int> heads{0};
+    FakeWorker::Options worker;
+    worker.before_node = [&](const Node& node, int64_t step) {
+      if (node.kind != NodeKind::kHead || step != 2 || heads++ > 0) return Status::Ok();
+      while (page->router_counted(0).Load() < 3 && page->router_counted(1).Load() < 3) {
+        std::this_thread::yield();
+      }
+      if (by_failure) return Status(Code::kInternal, "planted");
+      stands_still.Publish(1);
+      SharedWord never{};
+      EXPECT_EQ(never.WaitAtLeast(1, page->aborted()), WaitResult::kAborted);
+      return Status(Code::kAborted, "stood still");
+    };
+    FakeJob run(job, pools.map(), 12, 0, {}, worker);
+    page = &run.page();
+    run.StartWorkers(4);
+    for (int64_t step = 0; step < 2; ++step) ASSERT_TRUE(run.optimizer().FinishStep(step).ok());
+    if (!by_failure) {
+      EXPECT_EQ(stands_still.WaitAtLeast(1, page->aborted()), WaitResult::kReached);
+      run.Abort();
+    }
+    std::multiset<Code> codes;
+    for (int rank = 0; rank < 2; ++rank) codes.insert(run.Join(rank).code());
+    EXPECT_EQ(codes,
+              (std::multiset<Code>{by_failure ? Code::kInternal : Code::kAborted, Code::kAborted}));
+    EXPECT_EQ(page->router_counted(0).Load() + page->router_counted(1).Load(), 2u + 3u);
   }
 }
 

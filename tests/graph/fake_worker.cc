@@ -122,6 +122,26 @@ Status FakeWorker::ReadUnitAgain(int64_t unit, int64_t buffer, int64_t step) {
                                      std::to_string(step));
 }
 
+Status FakeWorker::ExchangeRouterCounts(const Node& node, int64_t step) {
+  const auto experts = static_cast<size_t>(options_.page->layout().expert_count);
+  const auto count = [&](int rank, uint64_t e) {
+    return static_cast<int64_t>(
+        Mix(options_.seed, static_cast<uint64_t>(step), static_cast<uint64_t>(rank), e) %
+        (uint64_t{1} << 40));
+  };
+  std::vector<int64_t> own, sum(experts), expected(experts);
+  int64_t expected_tokens = 0;
+  for (size_t e = 0; e < experts; ++e) own.push_back(count(options_.rank, e));
+  OOM_RETURN_IF_ERROR(plane_.PublishRouterCounts(step, own.data(), count(options_.rank, experts)));
+  OOM_ASSIGN_OR_RETURN(const int64_t tokens, plane_.SumRouterCounts(step, sum.data()));
+  for (int rank = 0; rank < options_.job->plan.rank_count(); ++rank) {
+    expected_tokens += count(rank, experts);
+    for (size_t e = 0; e < experts; ++e) expected[e] += count(rank, e);
+  }
+  if (tokens == expected_tokens && sum == expected) return Status::Ok();
+  return Broken(node, step, "router counts of another step");
+}
+
 void FakeWorker::FillGradient(int64_t unit, int64_t buffer, const Node& node, int64_t step) {
   auto* gradient = reinterpret_cast<float*>(arena_->At(options_.job->graph, buffer));
   const Digest& digest = digest_[static_cast<size_t>(unit)];
@@ -255,6 +275,9 @@ Status FakeWorker::Compute(const Node& node, int64_t step) {
                                    &digest_[static_cast<size_t>(node.unit)]));
       FillGradient(node.unit, node.gradient, node, step);
       if (node.micro_batch + 1 < options_.job->plan.accumulation()) return Status::Ok();
+      if (options_.job->plan.rank_count() > 1) {
+        OOM_RETURN_IF_ERROR(ExchangeRouterCounts(node, step));
+      }
       RankRecord& record = options_.page->rank_record(options_.rank, step);
       record.step = step;
       record.loss_sum = ReferenceJob::Loss(options_.seed, step, options_.rank);

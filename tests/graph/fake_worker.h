@@ -59,6 +59,8 @@ class FakeWorker : public NodeRunner {
   Status ReadUnit(int64_t unit, int64_t buffer, int64_t step, bool whole, Digest* digest);
   // Reads again, and fails if they are not those of the forward.
   Status ReadUnitAgain(int64_t unit, int64_t buffer, int64_t step);
+  // Made-up router counts: every rank has to get the sum of this step's.
+  Status ExchangeRouterCounts(const Node& node, int64_t step);
   void FillGradient(int64_t unit, int64_t buffer, const Node& node, int64_t step);
   Status GatherRows(const Node& node, int64_t step);
   void EmbeddingBackward(const Node& node, int64_t step);

@@ -19,7 +19,8 @@
 namespace oom {
 namespace {
 
-constexpr ControlPage::Layout kLayout{.rank_count = 3, .chunk_count = 7, .block_count = 41};
+constexpr ControlPage::Layout kLayout{
+    .rank_count = 3, .chunk_count = 7, .block_count = 41, .expert_count = 10};
 
 std::unique_ptr<ControlPage> MakePage(const ControlPage::Layout& layout = kLayout) {
   auto page = ControlPage::Create(layout);
@@ -38,8 +39,9 @@ std::vector<SharedWord*> AllWords(ControlPage& page) {
       words.push_back(&page.landed(rank, chunk));
   }
   for (int rank = 0; rank < page.layout().rank_count; ++rank) {
-    words.insert(words.end(),
-                 {&page.loss_known(rank), &page.step_done(rank), &page.heartbeat(rank)});
+    words.insert(words.end(), {&page.loss_known(rank), &page.step_done(rank), &page.heartbeat(rank),
+                               &page.exchange_ready(rank), &page.exchange_read(rank),
+                               &page.router_counted(rank)});
   }
   return words;
 }
@@ -60,6 +62,14 @@ TEST(ControlPage, WordsRecordsAndSumsNeverOverlap) {
   for (int rank = 0; rank < kLayout.rank_count; ++rank) {
     for (int64_t step = 0; step < kStepRing; ++step)
       add(&page->rank_record(rank, step), sizeof(RankRecord));
+    for (int64_t step = 0; step < kStepRing; ++step) {
+      const RouterCounts counts = page->router_counts(rank, step);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(&counts.tokens) % 64, 0u);
+      EXPECT_EQ(counts.choices_E.size(), 10u);
+      EXPECT_EQ(counts.choices_E.data(), &counts.tokens + 1);
+      // To the end of its last cache line.
+      add(&counts.tokens, 128);
+    }
   }
   for (int64_t step = 0; step < kStepRing; ++step)
     add(&page->clip_record(step), sizeof(ClipRecord));
@@ -70,6 +80,7 @@ TEST(ControlPage, WordsRecordsAndSumsNeverOverlap) {
   EXPECT_EQ(page->norm_squares()[40], 0.0);
   // Records of a step come back after kStepRing steps.
   EXPECT_EQ(&page->rank_record(1, 2), &page->rank_record(1, 2 + kStepRing));
+  EXPECT_EQ(&page->router_counts(1, 2).tokens, &page->router_counts(1, 2 + kStepRing).tokens);
 }
 
 TEST(ControlPage, AnotherMappingSeesTheSameWords) {
@@ -99,11 +110,14 @@ TEST(ControlPage, ANewPageIsZeroWhateverTheOldOneSaid) {
 
 TEST(ControlPage, AnotherLayoutIsRefused) {
   const auto page = MakePage();
-  for (const ControlPage::Layout& layout :
-       {ControlPage::Layout{.rank_count = 2, .chunk_count = 7, .block_count = 41},
-        ControlPage::Layout{.rank_count = 3, .chunk_count = 8, .block_count = 41},
-        ControlPage::Layout{.rank_count = 3, .chunk_count = 7, .block_count = 42},
-        ControlPage::Layout{.rank_count = 3, .chunk_count = 70000, .block_count = 41}}) {
+  std::vector<ControlPage::Layout> others(6, kLayout);
+  others[0].rank_count = 2;
+  others[1].chunk_count = 8;
+  others[2].block_count = 42;
+  others[3].chunk_count = 70000;
+  others[4].expert_count = 11;
+  others[5].expert_count = 0;
+  for (const ControlPage::Layout& layout : others) {
     const auto other = ControlPage::Map(UniqueFd(::dup(page->fd())), layout);
     ASSERT_FALSE(other.ok());
     EXPECT_EQ(other.status().code(), Code::kInvalidArgument) << other.status().ToString();

@@ -126,6 +126,9 @@ TEST(SharedLayout, UnitsAreCutIntoChunksThatDivideByTheRanks) {
       ASSERT_EQ(element, unit.elements);
     }
     ASSERT_EQ(layout.control_page().block_count, blocks);
+    // A single rank has nobody to tell.
+    ASSERT_EQ(layout.control_page().expert_count,
+              layout.rank_count() > 1 ? job.model.expert_count : 0);
     ASSERT_EQ(layout.control_page().chunk_count, static_cast<int64_t>(layout.chunks().size()));
   });
 }

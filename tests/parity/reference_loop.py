@@ -124,9 +124,7 @@ def round_to_bf16(master):
 
 
 def loss_sum(model, batch):
-    """(sum of the token losses, auxiliary loss before its coefficient) of some sequences."""
-    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
-
+    """(sum of the token losses, the routers' logits by layer) of some sequences."""
     inputs, targets, positions, documents = batch
     config = model.config
     if "linear_attention" in (getattr(config, "layer_types", None) or ()):
@@ -138,15 +136,21 @@ def loss_sum(model, batch):
                       attention_mask=attention_mask(documents, model.dtype, window))
     logits = model.lm_head(out.last_hidden_state).float()
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+    return loss, out.router_logits
+
+
+def auxiliary_loss(model, parts):
+    """transformers' load-balancing loss, before its coefficient, of sequences whose routers' logits come in parts."""
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    config = model.config
     experts = getattr(config, "num_experts", None) or config.num_local_experts
-    auxiliary = load_balancing_loss_func(out.router_logits, experts, config.num_experts_per_tok)
-    return loss, auxiliary
+    logits = tuple(torch.cat(layer) for layer in zip(*parts))
+    return load_balancing_loss_func(logits, experts, config.num_experts_per_tok)
 
 
 def loss_sum_by_document(model, batch):
     """The same where transformers' packing would let a document's state reach the next: each document by itself."""
-    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
-
     inputs, targets, positions, _ = batch
     hidden, routers = [], []
     for row, row_positions in zip(inputs, positions):
@@ -157,9 +161,7 @@ def loss_sum_by_document(model, batch):
             routers.append(out.router_logits)
     logits = model.lm_head(torch.cat(hidden)).float()
     loss = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-100, reduction="sum")
-    by_layer = tuple(torch.cat(layer) for layer in zip(*routers))
-    config = model.config
-    return loss, load_balancing_loss_func(by_layer, config.num_experts, config.num_experts_per_tok)
+    return loss, tuple(torch.cat(layer) for layer in zip(*routers))
 
 
 def evaluate(model, data, sequences, at_once=4):
@@ -243,21 +245,27 @@ class Trainer:
         counts = [sum(int((batch[1] != -100).sum()) for batch in rank) for rank in batches]
         valid = sum(counts)
         self.gradient = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in self.masters.items()}
-        total, auxiliary_total = 0.0, 0.0
+        total, routing = 0.0, []
+        others = None  # All logits of the step beforehand: the loss is no sum over batches.
+        if job.auxiliary and job.ranks * job.accumulation > 1:
+            with torch.no_grad():
+                others = [loss_sum(self.model, batch)[1] for rank in batches for batch in rank]
         for rank, count in zip(batches, counts):
             divisor = max(valid, 1)
             if self.fault == "mean-of-rank-means":
                 divisor = max(count, 1) * job.ranks
             partial = {name: torch.zeros_like(g) for name, g in self.gradient.items()}
             for batch in rank:
-                loss, auxiliary = loss_sum(self.model, batch)
-                share = 1 / (job.ranks * job.accumulation)
+                loss, logits = loss_sum(self.model, batch)
                 objective = loss / divisor
                 if job.auxiliary:
-                    objective = objective + job.auxiliary * share * auxiliary
+                    parts = [logits]
+                    if others:
+                        parts = [*others[:len(routing)], logits, *others[len(routing) + 1:]]
+                    objective = objective + job.auxiliary * auxiliary_loss(self.model, parts)
                 objective.backward()
                 total += loss.item() / divisor
-                auxiliary_total += auxiliary.item() * share
+                routing.append([layer.detach() for layer in logits])
                 for name, weight in self.weights.items():
                     if weight.grad is not None:  # An expert without a token has none.
                         partial[name] += weight.grad.float()
@@ -265,7 +273,7 @@ class Trainer:
             for name, value in partial.items():
                 self.gradient[name] += value.bfloat16().float() if job.precision == "bfloat16" else value
         self._plant_gradient_fault()
-        return total, auxiliary_total, valid
+        return total, auxiliary_loss(self.model, routing).item(), valid
 
     def _plant_gradient_fault(self):
         if self.fault == "gradients-scaled":

@@ -192,6 +192,11 @@ TEST(NormalizeJobSpec, RefusesByField) {
       {"trace", [](Spec* s) { s->mutable_trace()->set_step_count(1001); }},
       {"router.auxiliary_loss", [](Spec* s) { s->mutable_router()->set_auxiliary_loss(-0.1); }},
       {"router.auxiliary_loss", [=](Spec* s) { s->mutable_router()->set_auxiliary_loss(nan); }},
+      {"router.auxiliary_loss",
+       [](Spec* s) {
+         s->mutable_router()->set_auxiliary_loss(0.02);
+         s->set_accumulation(2);
+       }},
       {"budgets.gpu_memory", [](Spec* s) { s->mutable_budgets()->set_gpu_memory_bytes(-1); }},
       {"budgets.host_memory", [](Spec* s) { s->mutable_budgets()->add_host_memory_bytes(-1); }},
       {"priority", [](Spec* s) { s->set_priority(1001); }},

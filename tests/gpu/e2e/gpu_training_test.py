@@ -149,9 +149,12 @@ class SeveralGpus(GpuTest):
             self.assertEqual(other.exact_steps(), host.exact_steps(), name)
 
     def test_two_gpus_train_as_one_does(self):
-        one = self.run_job("gpus-1", edit=make_streamed, **(self.SHAPE | {"devices": CUDA})).losses()
-        two = self.run_job("gpus-2", **self.SHAPE).losses()
-        self.assertLess(np.max(np.abs(np.array(two) - one) / np.abs(one)), 1e-5)
+        shape = self.SHAPE | {"router": {"auxiliary_loss": 0.02}}
+        one = self.run_job("gpus-1", edit=make_streamed, **(shape | {"devices": CUDA})).lines()
+        two = self.run_job("gpus-2", **shape).lines()
+        for key in ("loss", "auxiliary_loss"):
+            of_one, of_two = (np.array([entry[key] for entry in lines]) for lines in (one, two))
+            self.assertLess(np.max(np.abs(of_two - of_one) / np.abs(of_one)), 1e-5, key)
 
 
 class Resume(GpuTest):
