@@ -68,6 +68,9 @@ class Float32ParityTest(harness.NodeTest):
     def test_mixtral_trains_as_pytorch_does(self):
         self.hold("mixtral")
 
+    def test_gemma4_trains_as_pytorch_does(self):
+        self.hold("gemma4")
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -33,5 +33,5 @@ def published(model_type, tensors):
 
 
 def is_decayed(name):
-    """Weight decay by name: all but norms and biases."""
-    return "norm" not in name and not name.endswith(".bias")
+    """Weight decay by name: all but norms, biases and scales."""
+    return "norm" not in name and not name.endswith((".bias", "router.scale", "per_expert_scale"))

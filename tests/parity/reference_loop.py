@@ -127,6 +127,8 @@ def loss_sum(model, batch):
     """(sum of the token losses, auxiliary loss before its coefficient) of some sequences."""
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+    if model.config.model_type == "gemma4_text":
+        return gemma4_loss_sum(model, batch)
     inputs, targets, positions, documents = batch
     config = model.config
     window = getattr(config, "sliding_window", None)
@@ -139,6 +141,25 @@ def loss_sum(model, batch):
     experts = getattr(config, "num_experts", None) or config.num_local_experts
     auxiliary = load_balancing_loss_func(out.router_logits, experts, config.num_experts_per_tok)
     return loss, auxiliary
+
+
+def gemma4_loss_sum(model, batch):
+    """The same where each kind of layer has its mask, logits are capped, and the routers give probabilities."""
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    inputs, targets, positions, documents = batch
+    config = model.config
+    probabilities = []
+    hooks = [layer.router.register_forward_hook(lambda module, inputs, output: probabilities.append(output[0]))
+             for layer in model.model.layers]
+    masks = {"full_attention": attention_mask(documents, model.dtype),
+             "sliding_attention": attention_mask(documents, model.dtype, config.sliding_window)}
+    logits = model(input_ids=inputs, position_ids=positions, use_cache=False, attention_mask=masks).logits.float()
+    for hook in hooks:
+        hook.remove()
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+    by_layer = tuple(layer.log() for layer in probabilities)
+    return loss, load_balancing_loss_func(by_layer, config.num_experts, config.top_k_experts)
 
 
 def evaluate(model, data, sequences, at_once=4):
@@ -282,10 +303,12 @@ class Trainer:
 
     def state(self):
         """{"master": {published name: FP32 tensor}, "moment1": ..., "moment2": ...}; no moments before step 1."""
-        kinds = {"master": {name: p.detach() for name, p in self.masters.items()}}
+        frozen = {name: b for name, b in self.model.named_buffers() if name.endswith("layer_scalar")}
+        kinds = {"master": {name: p.detach() for name, p in self.masters.items()} | frozen}
         if self.step_index > 0:
             for kind, key in (("moment1", "exp_avg"), ("moment2", "exp_avg_sq")):
                 kinds[kind] = {name: self.optimizer.state[p][key] for name, p in self.masters.items()}
+                kinds[kind] |= {name: torch.zeros_like(buffer) for name, buffer in frozen.items()}
         return {kind: published(self.model_type, tensors) for kind, tensors in kinds.items()}
 
     def published_gradient(self):
