@@ -267,7 +267,7 @@ template <class Use>
 void CudaDataPlane::WithGradient(const Chunk& chunk, int64_t step, const Use& use) {
   const SharedLayout& layout = *options_.layout;
   const ParameterUnit& unit = layout.units()[chunk.unit];
-  if (unit.kind != UnitKind::kEmbedding) {
+  if (!layout.gradient_by_row(chunk.unit)) {
     std::array<const uint16_t*, kMaxGradientRanks> narrow;
     std::array<const float*, kMaxGradientRanks> wide;
     const auto count = static_cast<size_t>(layout.partial_count());

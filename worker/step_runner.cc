@@ -263,12 +263,33 @@ Status StepRunner::ForwardMixture(const Node& node, int64_t step) {
   return Status::Ok();
 }
 
-Status StepRunner::Head(const Node& node, int64_t step) {
-  const ParameterUnit& unit = options_.layout->units()[node.unit];
+Result<HeadTensors> StepRunner::HeadWeights(const Node& node, int64_t step) {
   OOM_ASSIGN_OR_RETURN(std::byte* const base, UnitBase(node.unit, node.weights, step));
+  HeadTensors weights = HeadViews(options_.layout->units()[node.unit], base, weight_options_);
+  if (!options_.model->tied_embedding) return weights;
+  const ParameterUnit& embedding = options_.layout->units().front();
+  OOM_ASSIGN_OR_RETURN(std::byte* const tied,
+                       UnitBase(embedding.index, node.mixture_weights, step));
+  weights.head = UnitView(embedding, TensorRole::kEmbedding, tied, weight_options_);
+  return weights;
+}
+
+HeadTensors StepRunner::ClearedHeadGradients(const Node& node) {
+  const ParameterUnit& unit = options_.layout->units()[node.unit];
   ClearGradient(unit, node.gradient);
   HeadTensors gradients =
       HeadViews(unit, options_.arena->At(*graph_, node.gradient), gradient_options_);
+  if (!options_.model->tied_embedding) return gradients;
+  const ParameterUnit& embedding = options_.layout->units().front();
+  ClearGradient(embedding, node.mixture_gradient);
+  gradients.head = UnitView(embedding, TensorRole::kEmbedding,
+                            options_.arena->At(*graph_, node.mixture_gradient), gradient_options_);
+  return gradients;
+}
+
+Status StepRunner::Head(const Node& node, int64_t step) {
+  OOM_ASSIGN_OR_RETURN(const HeadTensors weights, HeadWeights(node, step));
+  HeadTensors gradients = ClearedHeadGradients(node);
   const at::Tensor x = std::move(activation_.back());
   // The others need it as soon as there is something; this rank needs theirs after the head alone.
   if (router_stats_.tokens > 0 && options_.plan->rank_count() > 1) {
@@ -276,11 +297,11 @@ Status StepRunner::Head(const Node& node, int64_t step) {
         step, router_stats_.count_E.const_data_ptr<int64_t>(), router_stats_.tokens));
   }
   const int64_t valid = batch().valid_targets;
-  const HeadLossResult result = HeadLoss(
-      *options_.model, HeadViews(unit, base, weight_options_), x, batch().targets,
-      {.gradient_scale = valid > 0 ? 1.0 / static_cast<double>(valid) : 0.0,
-       .chunk_tokens = HeadChunkTokens(*options_.plan, x.size(0))},
-      &gradients);
+  const HeadLossResult result =
+      HeadLoss(*options_.model, weights, x, batch().targets,
+               {.gradient_scale = valid > 0 ? 1.0 / static_cast<double>(valid) : 0.0,
+                .chunk_tokens = HeadChunkTokens(*options_.plan, x.size(0))},
+               &gradients);
   upstream_ = result.dx_TH;
   loss_sum_ = node.micro_batch == 0 ? result.loss_sum : loss_sum_.add_(result.loss_sum);
   OOM_RETURN_IF_ERROR(Balance(step));
@@ -307,11 +328,10 @@ Status StepRunner::Balance(int64_t step) {
 }
 
 Status StepRunner::EvaluationHead(const Node& node, int64_t step) {
-  const ParameterUnit& unit = options_.layout->units()[node.unit];
-  OOM_ASSIGN_OR_RETURN(std::byte* const base, UnitBase(node.unit, node.weights, step));
+  OOM_ASSIGN_OR_RETURN(const HeadTensors weights, HeadWeights(node, step));
   const at::Tensor x = std::move(activation_.back());
   const HeadLossResult result =
-      HeadLoss(*options_.model, HeadViews(unit, base, weight_options_), x, batch().targets,
+      HeadLoss(*options_.model, weights, x, batch().targets,
                {.chunk_tokens = HeadChunkTokens(*options_.plan, x.size(0))}, nullptr);
   if (evaluation_loss_sum_.defined()) {
     evaluation_loss_sum_.add_(result.loss_sum);
@@ -369,7 +389,16 @@ Status StepRunner::BackwardMixer(const Node& node, int64_t step) {
   return Status::Ok();
 }
 
+Status StepRunner::TiedEmbeddingBackward(const Node& node) {
+  oom::EmbeddingBackward(at::mul(upstream_.to(at::kFloat), embedding_scale_), batch().tokens,
+                         UnitView(options_.layout->units()[node.unit], TensorRole::kEmbedding,
+                                  options_.arena->At(*graph_, node.gradient), gradient_options_));
+  upstream_.reset();
+  return Status::Ok();
+}
+
 Status StepRunner::EmbeddingBackward(const Node& node) {
+  if (options_.model->tied_embedding) return TiedEmbeddingBackward(node);
   if (node.micro_batch == 0) {
     embedding_upstream_.clear();
     embedding_tokens_.clear();

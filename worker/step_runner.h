@@ -12,6 +12,7 @@
 
 #include "runtime/graph/executor.h"
 #include "runtime/graph/step_graph.h"
+#include "runtime/ops/head_loss.h"
 #include "worker/batch_reader.h"
 #include "worker/buffer_arena.h"
 #include "worker/data_plane.h"
@@ -61,6 +62,10 @@ class StepRunner : public NodeRunner {
   Status BackwardMixture(const Node& node, int64_t step);
   Status BackwardMixer(const Node& node, int64_t step);
   Status EmbeddingBackward(const Node& node);
+  Status TiedEmbeddingBackward(const Node& node);
+  // The head's, with a tied embedding's where the model has one.
+  Result<HeadTensors> HeadWeights(const Node& node, int64_t step);
+  HeadTensors ClearedHeadGradients(const Node& node);
   Status StoreRows(const Node& node, int64_t step);
   Status StoreBoundary(const Node& node);
 

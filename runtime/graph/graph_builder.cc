@@ -53,10 +53,13 @@ class GraphBuilder {
       micro_batch_ = 0;
       Forward(/*keep=*/false);
       const int64_t window = Load(head_);
+      const int64_t tied = model_.tied_embedding ? Load(embedding_) : -1;
       Node& node = Add(NodeKind::kEvaluationHead, Resource::kCompute);
       node.unit = head_;
       node.weights = window;
+      node.mixture_weights = tied;
       Read(window);
+      Read(tied);
       Read(Activation(model_.layer_count()));
     }
     return Take();
@@ -218,14 +221,20 @@ class GraphBuilder {
 
   void Head() {
     const int64_t window = Load(head_);
+    const int64_t tied = model_.tied_embedding ? Load(embedding_) : -1;
     const int64_t gradient = GradientBuffer(head_);
+    const int64_t tied_gradient = model_.tied_embedding ? GradientBuffer(embedding_) : -1;
     Node& node = Add(NodeKind::kHead, Resource::kCompute);
     node.unit = head_;
     node.weights = window;
+    node.mixture_weights = tied;
     node.gradient = gradient;
+    node.mixture_gradient = tied_gradient;
     ReadWeights(head_, window);
+    if (model_.tied_embedding) ReadWeights(embedding_, tied);
     Read(Activation(model_.layer_count()));
     Write(gradient);
+    if (model_.tied_embedding) Write(tied_gradient);
     loss_node_ = last();
     StoreGradients(head_, gradient);
   }
@@ -365,7 +374,18 @@ class GraphBuilder {
     }
   }
 
+  // Added to what the head has put into the gradient, which then goes as any other.
+  void TiedEmbeddingBackward() {
+    const int64_t gradient = GradientBuffer(embedding_);
+    Node& node = Add(NodeKind::kEmbeddingBackward, Resource::kCompute);
+    node.unit = embedding_;
+    node.gradient = gradient;
+    Write(gradient);
+    StoreGradients(embedding_, gradient);
+  }
+
   void EmbeddingBackward() {
+    if (model_.tied_embedding) return TiedEmbeddingBackward();
     const int64_t rows = BufferIndex("gradient.rows", Space::kDevice, 0);
     Node& node = Add(NodeKind::kEmbeddingBackward, Resource::kCompute);
     node.unit = embedding_;

@@ -78,9 +78,6 @@ Status ValidatePlan(const ModelDescription& model, const v1::Plan& plan) {
   if (plan.update_mode() == v1::UPDATE_MODE_OVERLAPPED && plan.accumulation() > 1) {
     return PlanError("update_mode", "accumulation over 1 needs deferred updates");
   }
-  if (model.tied_embedding) {
-    return PlanError("units", "tied embeddings cannot be trained yet for this family");
-  }
   const std::vector<ParameterUnit> units = BuildUnits(model, plan.rank_count());
   if (static_cast<size_t>(plan.units_size()) != units.size()) {
     return PlanError("units", "the plan has " + std::to_string(plan.units_size()) +

@@ -43,7 +43,7 @@ enum class NodeKind {
   kBackwardMixer,
   kReduceGradient,     // The ranks' partials of a chunk, added up: this rank's slice of the sum.
   kStoreGradient,      // A rank's partial of a chunk, or its slice, to where its updater reads it.
-  kEmbeddingBackward,  // The batch's rows, summed in token order.
+  kEmbeddingBackward,  // The batch's rows, summed in token order; of a tied embedding added to the head's gradient.
   kStoreRows,
   kNorm,               // Squares of a resident chunk's summed gradient.
   kClip,               // Norm and clip factor of the whole gradient.
@@ -66,7 +66,8 @@ struct Node {
   int owner_rank = -1;         // -1: every rank (or the job host for kHostOptimizer).
   int64_t buffer = -1;         // Window of a load; what a store reads; a reduced slice; boundary buffer.
   // Of compute nodes: where the weights of the layer's ordinary unit (or the head) and of its experts lie, and
-  // where their gradients are summed. A dense layer's mixture has the ordinary unit's.
+  // where their gradients are summed. A dense layer's mixture has the ordinary unit's. The head's `mixture_*` are those
+  // of a tied embedding.
   int64_t weights = -1;
   int64_t mixture_weights = -1;
   int64_t gradient = -1;

@@ -1,6 +1,6 @@
 // WindowSet decides which unit sits in which parameter window (or gradient buffer) while a graph is built: a
-// window for each class of unit (ordinary, experts, head) and slot, the least recently used slot is given
-// up. A unit that is still in a window at the turn from forward to backward is not loaded again (engine
+// window for each class of unit (ordinary, experts, head, tied embedding) and slot, the least recently used slot
+// is given up. A unit that is still in a window at the turn from forward to backward is not loaded again (engine
 // rules, section 4). Value type; used by one builder.
 
 #pragma once
@@ -21,7 +21,8 @@ class WindowSet {
     bool holds_unit = false;  // Nothing to load.
   };
 
-  // REQUIRES: count >= 1. The head has one slot: it is used once a micro-batch and loaded once a step.
+  // REQUIRES: count >= 1. The head, and an embedding that it shares, have one slot: they are used once a micro-batch
+  // and loaded once a step.
   explicit WindowSet(int count) : count_(count) {}
 
   // What the windows hold is of the step before: another version.
@@ -30,7 +31,8 @@ class WindowSet {
   Slot Take(UnitKind kind, int64_t unit) {
     Class& of_kind = classes_[kind];
     if (of_kind.units.empty()) {
-      const int slots = kind == UnitKind::kHead ? 1 : count_;
+      const bool once = kind == UnitKind::kHead || kind == UnitKind::kEmbedding;
+      const int slots = once ? 1 : count_;
       of_kind.units.assign(static_cast<size_t>(slots), -1);
       of_kind.last_use.assign(static_cast<size_t>(slots), 0);
     }
@@ -46,9 +48,10 @@ class WindowSet {
     }
     of_kind.units[chosen] = unit;
     of_kind.last_use[chosen] = ++clock_;
-    const char* name = kind == UnitKind::kHead      ? "head"
-                       : kind == UnitKind::kExperts ? "experts"
-                                                    : "layer";
+    const char* name = kind == UnitKind::kHead        ? "head"
+                       : kind == UnitKind::kExperts   ? "experts"
+                       : kind == UnitKind::kEmbedding ? "embedding"
+                                                      : "layer";
     return {.name = "window." + std::string(name) + "." + std::to_string(chosen),
             .holds_unit = found};
   }

@@ -11,7 +11,7 @@ GpuScratchBytes GpuScratchOf(const SharedLayout& layout, int rank) {
   const bool reduces_rounded = layout.reduces_on_devices() &&
                                layout.reduction() == v1::GRADIENT_REDUCTION_DEVICE_BFLOAT16;
   for (const Chunk& chunk : layout.chunks()) {
-    const bool embedding = layout.units()[chunk.unit].kind == UnitKind::kEmbedding;
+    const bool embedding = layout.gradient_by_row(chunk.unit);
     if (layout.rank_count() > 1 && !layout.float32() && !embedding &&
         (reduces_rounded || chunk.owner_rank >= 0)) {
       bytes.exchanged =

@@ -27,6 +27,7 @@ class SharedLayoutBuilder {
   SharedLayout Build() {
     layout_.rank_count_ = plan_.rank_count();
     layout_.float32_ = plan_.precision() == v1::PRECISION_FLOAT32;
+    layout_.tied_embedding_ = model_.tied_embedding;
     layout_.reduction_ = plan_.reduction();
     layout_.expert_count_ = model_.expert_count;
     layout_.gradient_bytes_ = layout_.float32_ || batch_.accumulation > 1 ? 4 : 2;
@@ -73,9 +74,9 @@ class SharedLayoutBuilder {
       layout_.first_chunk_.push_back(static_cast<int64_t>(layout_.chunks_.size()));
       const v1::UnitPlan& unit_plan = plan_.units(static_cast<int>(unit.index));
       const bool resident = unit_plan.home() == v1::STATE_HOME_RESIDENT;
-      // The embedding comes by row.
+      // An embedding that the head does not have comes by row.
       layout_.sharded_.push_back(!resident && layout_.rank_count_ > 1 &&
-                                 unit.kind != UnitKind::kEmbedding &&
+                                 !layout_.gradient_by_row(unit.index) &&
                                  unit_plan.delivery() == v1::PARAMETER_DELIVERY_SHARD);
       int64_t within_unit = 0;
       for (int64_t first = 0; first < unit.elements; first += chunk_elements, ++within_unit) {
@@ -135,7 +136,7 @@ class SharedLayoutBuilder {
     int64_t largest_elements = 0;
     // The order in which backward produces gradients: the head first, the lowest layer last.
     for (auto unit = layout_.units_.rbegin(); unit != layout_.units_.rend(); ++unit) {
-      if (unit->kind == UnitKind::kEmbedding) continue;  // Its gradient travels as rows.
+      if (layout_.gradient_by_row(unit->index)) continue;
       for (int64_t c = layout_.first_chunk_[unit->index]; c < layout_.first_chunk_[unit->index + 1];
            ++c) {
         const Chunk& chunk = layout_.chunks_[c];
@@ -167,9 +168,9 @@ class SharedLayoutBuilder {
       rows.max_rows = std::min(model_.vocabulary_size, batch_.rank_tokens());
       rows.row_set_bytes = RoundUp(rows.kRowNumbersOffset + rows.max_rows * 4, 64);
       rows.rows_offset_bytes = 2 * rows.row_set_bytes;
+      const int64_t values = layout_.tied_embedding_ ? 0 : rows.max_rows * model_.hidden_size;
       rows.region = Place("activations", rank, RankNode(rank),
-                          rows.rows_offset_bytes +
-                              rows.max_rows * model_.hidden_size * layout_.row_gradient_bytes());
+                          rows.rows_offset_bytes + values * layout_.row_gradient_bytes());
       layout_.embedding_rows_.push_back(rows);
       std::vector<Region> boundaries;
       for (int layer = 0; layer < plan_.layers_size(); ++layer) {
@@ -261,8 +262,7 @@ std::span<const int32_t> RowSet(const SharedLayout& layout, const PoolMap& pools
 
 int64_t SharedLayout::update_traffic_bytes(int64_t unit) const {
   constexpr int64_t kStateBytes = 12;
-  const bool rows = units_[unit].kind == UnitKind::kEmbedding;
-  return 2 * kStateBytes + (rows ? 0 : gradient_bytes_ * partial_count());
+  return 2 * kStateBytes + (gradient_by_row(unit) ? 0 : gradient_bytes_ * partial_count());
 }
 
 int64_t SharedLayout::ring_sequence(int64_t chunk, int64_t step) const {

@@ -64,6 +64,10 @@ class SharedLayout {
   const std::vector<PoolSpec>& pools() const { return pools_; }
   // Chunks of unit u are chunks()[first_chunk(u)] to chunks()[first_chunk(u + 1) - 1].
   int64_t first_chunk(int64_t unit) const { return first_chunk_[unit]; }
+  // Whether the unit's gradient travels as the batch's rows: an embedding's, unless the head's is the same one.
+  bool gradient_by_row(int64_t unit) const {
+    return units_[unit].kind == UnitKind::kEmbedding && !tied_embedding_;
+  }
   bool resident(int64_t unit) const { return chunks_[first_chunk_[unit]].owner_rank >= 0; }
   ControlPage::Layout control_page() const;
 
@@ -74,7 +78,7 @@ class SharedLayout {
   // Bytes of one element of a stored gradient partial: 2, or 4 with float32 or accumulation over 1.
   int64_t gradient_bytes() const { return gradient_bytes_; }
   v1::GradientReduction reduction() const { return reduction_; }
-  // Gradients are summed between the devices, each rank a slice of every chunk (1/P of it, in rank order). The embedding's
+  // Gradients are summed between the devices, each rank a slice of every chunk (1/P of it, in rank order). An embedding's
   // rows are not: they differ from rank to rank.
   bool reduces_on_devices() const {
     return rank_count_ > 1 && reduction_ != v1::GRADIENT_REDUCTION_HOST;
@@ -87,14 +91,14 @@ class SharedLayout {
   bool sharded(int64_t unit) const { return sharded_[unit] != 0; }
   int64_t activation_bytes() const { return float32_ ? 4 : 2; }
   // Bytes of memory traffic of updating one element of the unit: its state read and written, and every rank's
-  // partial read. The embedding's partials are rows of the batch, so not counted here.
+  // partial read. Partials by row are not counted here.
   int64_t update_traffic_bytes(int64_t unit) const;
 
   // Working weights (masters with float32) and the interleaved rest of a chunk.
   Region weights(int64_t chunk) const { return weights_[chunk]; }
   Region rest(int64_t chunk) const { return rest_[chunk]; }
   // Where a partial of the chunk lies in step t. Streamed chunks of overlapped updates share a ring
-  // of slots in store order; all else has its own place. REQUIRES: not the embedding (see embedding_rows).
+  // of slots in store order; all else has its own place. REQUIRES: !gradient_by_row (see embedding_rows).
   Region gradient(int64_t chunk, int partial, int64_t step) const;
   // What `rank` stores of it: its partial, or its slice of the only one.
   Region gradient_of_rank(int64_t chunk, int rank, int64_t step) const;
@@ -104,7 +108,8 @@ class SharedLayout {
   int64_t ring_chunks_per_step() const { return ring_chunks_per_step_; }
 
   // The embedding's gradient of a rank (engine rules, section 8): the numbers of the rows in its batch, known before
-  // the forward and kept for two steps, and the rows [max_rows, hidden] of partial type, which come last.
+  // the forward and kept for two steps, and the rows [max_rows, hidden] of partial type, which come last. Of a tied
+  // embedding the numbers alone.
   struct RowGradient {
     Region region;
     int64_t max_rows = 0;
@@ -150,6 +155,7 @@ class SharedLayout {
   v1::GradientReduction reduction_ = v1::GRADIENT_REDUCTION_HOST;
   int rank_count_ = 1;
   bool float32_ = false;
+  bool tied_embedding_ = false;
   bool exchanges_between_ranks_ = false;
 
   friend class SharedLayoutBuilder;

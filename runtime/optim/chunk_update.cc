@@ -65,7 +65,7 @@ ChunkUpdate::ChunkUpdate(const SharedLayout* layout, const PoolMap* pools, int a
 std::vector<char> ChunkUpdate::BlocksWithRows(int64_t chunk_index, int64_t step) const {
   const Chunk& chunk = layout_->chunks()[chunk_index];
   const ParameterUnit& unit = layout_->units()[chunk.unit];
-  OOM_CHECK(unit.kind == UnitKind::kEmbedding);
+  OOM_CHECK(layout_->gradient_by_row(chunk.unit));
   const int64_t width = unit.tensor(TensorRole::kEmbedding).shape[1];
   const int64_t end = chunk.first_element + chunk.elements;
   std::vector<char> has_rows(static_cast<size_t>(chunk.elements / kBlockElements), 0);
@@ -113,7 +113,7 @@ template <class Visit>
 void ChunkUpdate::ForRuns(int64_t chunk_index, int64_t step, int64_t first_block,
                           int64_t block_count, Scratch* scratch, const Visit& visit) const {
   const Chunk& chunk = layout_->chunks()[chunk_index];
-  const bool rows = layout_->units()[chunk.unit].kind == UnitKind::kEmbedding;
+  const bool rows = layout_->gradient_by_row(chunk.unit);
   const int ranks = rows ? layout_->rank_count() : layout_->partial_count();
 
   const auto blockwise = [&]<class Element>(Element, const auto& fill) {

@@ -54,7 +54,7 @@ void NodeScheduler::OpenGate() {
   if (options_.squares_first) return;
   for (Task& task : tasks_) {
     const Chunk& chunk = options_.layout->chunks()[ChunkOf(task)];
-    if (options_.layout->units()[chunk.unit].kind != UnitKind::kEmbedding) continue;
+    if (!options_.layout->gradient_by_row(chunk.unit)) continue;
     task.waits_for_gradient = options_.blocks_with_rows(chunk.index, step_);
     task.taken_early.assign(task.waits_for_gradient.size(), 0);
   }

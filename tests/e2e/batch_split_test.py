@@ -1,10 +1,15 @@
-"""float32: the split of a global batch over micro-batches and workers, and clipping, leave the losses as they were."""
+"""float32: the split of a global batch over micro-batches and workers, and clipping, leave the losses as they were.
 
+The environment's OOM_FAMILY names the model's family.
+"""
+
+import os
 import unittest
 
 import harness
 import reference
 
+FAMILY = os.environ.get("OOM_FAMILY", "qwen3_moe")
 STEPS = 20
 LOSS_BAR = 1e-5
 NORM_BAR = 1e-6
@@ -14,7 +19,7 @@ class BatchSplitTest(harness.NodeTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.model = harness.write_model(cls.folder / "model", seed=11)
+        cls.model = harness.write_model(cls.folder / "model", FAMILY, seed=11)
         cls.data = harness.write_data(cls.folder / "train", tokens=32 * 8 * STEPS + 1, documents=150, seed=12)
         cls.plain = cls.node.train(cls.job("plain"))
 

@@ -71,6 +71,9 @@ class Float32ParityTest(harness.NodeTest):
     def test_qwen3_5_moe_trains_as_pytorch_does(self):
         self.hold("qwen3_5_moe")
 
+    def test_gemma4_trains_as_pytorch_does(self):
+        self.hold("gemma4")
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -26,6 +26,17 @@ FAMILIES = {
         num_experts_per_tok=3, moe_intermediate_size=40, shared_expert_intermediate_size=24, linear_num_key_heads=2,
         linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=24, linear_conv_kernel_dim=4,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}),
+    # Two layers of the window and one of wider heads. No padding token: transformers drops its gradient.
+    "gemma4": dict({key: value for key, value in _SHARED.items() if key not in ("hidden_act", "rope_theta")},
+                   model_type="gemma4_text", architectures=["Gemma4ForCausalLM"], num_hidden_layers=3,
+                   layer_types=["sliding_attention", "sliding_attention", "full_attention"], sliding_window=12,
+                   global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True, num_kv_shared_layers=0,
+                   hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=3,
+                   moe_intermediate_size=40, intermediate_size=56, hidden_activation="gelu_pytorch_tanh",
+                   final_logit_softcapping=2.0, pad_token_id=None, tie_word_embeddings=True,
+                   rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                                    "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0,
+                                                       "partial_rotary_factor": 0.25}}),
 }
 
 
@@ -63,10 +74,38 @@ def _qwen3_5_shapes(config, prefix="model."):
     return shapes | {prefix + "norm.weight": (hidden,), "lm_head.weight": (config["vocab_size"], hidden)}
 
 
+def _gemma4_shapes(config):
+    hidden, experts, width = config["hidden_size"], config["num_experts"], config["moe_intermediate_size"]
+    heads, dense = config["num_attention_heads"], config["intermediate_size"]
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    for layer, kind in enumerate(config["layer_types"]):
+        at = f"model.layers.{layer}."
+        full = kind == "full_attention"
+        head = config["global_head_dim" if full else "head_dim"]
+        kv_heads = config["num_global_key_value_heads" if full else "num_key_value_heads"]
+        shapes |= {at + f"{norm}_layernorm{suffix}.weight": (hidden,) for norm, suffix in (
+            ("input", ""), ("post_attention", ""), ("pre_feedforward", ""), ("pre_feedforward", "_2"),
+            ("post_feedforward", ""), ("post_feedforward", "_1"), ("post_feedforward", "_2"))}
+        shapes |= {at + "self_attn.q_proj.weight": (heads * head, hidden),
+                   at + "self_attn.k_proj.weight": (kv_heads * head, hidden),
+                   at + "self_attn.o_proj.weight": (hidden, heads * head),
+                   at + "self_attn.q_norm.weight": (head,), at + "self_attn.k_norm.weight": (head,),
+                   at + "mlp.gate_proj.weight": (dense, hidden), at + "mlp.up_proj.weight": (dense, hidden),
+                   at + "mlp.down_proj.weight": (hidden, dense), at + "router.proj.weight": (experts, hidden),
+                   at + "router.scale": (hidden,), at + "router.per_expert_scale": (experts,),
+                   at + "experts.gate_up_proj": (experts, 2 * width, hidden),
+                   at + "experts.down_proj": (experts, hidden, width), at + "layer_scalar": (1,)}
+        if not full:
+            shapes[at + "self_attn.v_proj.weight"] = (kv_heads * head, hidden)
+    return shapes
+
+
 def tensor_shapes(config):
     """Published name to shape, of every tensor of the model."""
     if config["model_type"] == "qwen3_5_moe_text":
         return _qwen3_5_shapes(config)
+    if config["model_type"] == "gemma4_text":
+        return _gemma4_shapes(config)
     hidden, head = config["hidden_size"], config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     qwen = config["model_type"] == "qwen3_moe"
@@ -100,18 +139,21 @@ def tensor_shapes(config):
 
 
 def random_weights(config, seed=0):
-    """Deviation 0.02, norms' scales around 1, of Gated DeltaNet's small tensors what makes them matter."""
+    """Deviation 0.02, norms and scales around 1, of Gated DeltaNet's small tensors what makes them matter. Gemma 4's is
+    larger: it norms what a branch gives, and the gradient of the norm of something small is so large that a rounding
+    error decides over the next steps."""
+    deviation = 0.2 if config["model_type"] == "gemma4_text" else 0.02
     generator = np.random.default_rng(seed)
     # Of a norm that multiplies by 1 + its weight.
     centre = 0 if config["model_type"] == "qwen3_5_moe_text" else 1
     weights = {}
     for name, shape in tensor_shapes(config).items():
         values = generator.standard_normal(shape, np.float32)
-        if "norm" in name:
+        if "norm" in name or "scal" in name:
             weights[name] = (1 if "linear_attn.norm" in name else centre) + np.float32(0.1) * values
         else:
-            large = {"conv1d.weight": 0.3, "A_log": 0.5, "dt_bias": 0.5}.get(name.split("linear_attn.")[-1], 0.02)
-            weights[name] = np.float32(large) * values
+            own = {"conv1d.weight": 0.3, "A_log": 0.5, "dt_bias": 0.5}.get(name.split("linear_attn.")[-1], deviation)
+            weights[name] = np.float32(own) * values
     return weights
 
 

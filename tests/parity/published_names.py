@@ -33,5 +33,6 @@ def published(model_type, tensors):
 
 
 def is_decayed(name):
-    """Weight decay by name: all but norms, biases, convolutions, and Gated DeltaNet's A_log and dt_bias."""
-    return not any(part in name for part in ("norm", "conv1d", "A_log", "dt_bias")) and not name.endswith(".bias")
+    """Weight decay by name: all but norms, biases, scales, convolutions, and Gated DeltaNet's A_log and dt_bias."""
+    others = ("norm", "conv1d", "A_log", "dt_bias")
+    return not any(part in name for part in others) and not name.endswith((".bias", "router.scale", "per_expert_scale"))

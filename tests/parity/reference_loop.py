@@ -125,6 +125,8 @@ def round_to_bf16(master):
 
 def loss_sum(model, batch):
     """(sum of the token losses, the routers' logits by layer) of some sequences."""
+    if model.config.model_type == "gemma4_text":
+        return gemma4_loss_sum(model, batch)
     inputs, targets, positions, documents = batch
     config = model.config
     if "linear_attention" in (getattr(config, "layer_types", None) or ()):
@@ -146,7 +148,8 @@ def auxiliary_loss(model, parts):
     config = model.config
     experts = getattr(config, "num_experts", None) or config.num_local_experts
     logits = tuple(torch.cat(layer) for layer in zip(*parts))
-    return load_balancing_loss_func(logits, experts, config.num_experts_per_tok)
+    chosen = getattr(config, "num_experts_per_tok", None) or config.top_k_experts
+    return load_balancing_loss_func(logits, experts, chosen)
 
 
 def loss_sum_by_document(model, batch):
@@ -162,6 +165,22 @@ def loss_sum_by_document(model, batch):
     logits = model.lm_head(torch.cat(hidden)).float()
     loss = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-100, reduction="sum")
     return loss, tuple(torch.cat(layer) for layer in zip(*routers))
+
+
+def gemma4_loss_sum(model, batch):
+    """The same where each kind of layer has its mask, logits are capped, and the routers give probabilities."""
+    inputs, targets, positions, documents = batch
+    config = model.config
+    probabilities = []
+    hooks = [layer.router.register_forward_hook(lambda module, inputs, output: probabilities.append(output[0]))
+             for layer in model.model.layers]
+    masks = {"full_attention": attention_mask(documents, model.dtype),
+             "sliding_attention": attention_mask(documents, model.dtype, config.sliding_window)}
+    logits = model(input_ids=inputs, position_ids=positions, use_cache=False, attention_mask=masks).logits.float()
+    for hook in hooks:
+        hook.remove()
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+    return loss, tuple(layer.log() for layer in probabilities)
 
 
 def evaluate(model, data, sequences, at_once=4):
@@ -311,10 +330,12 @@ class Trainer:
 
     def state(self):
         """{"master": {published name: FP32 tensor}, "moment1": ..., "moment2": ...}; no moments before step 1."""
-        kinds = {"master": {name: p.detach() for name, p in self.masters.items()}}
+        frozen = {name: b for name, b in self.model.named_buffers() if name.endswith("layer_scalar")}
+        kinds = {"master": {name: p.detach() for name, p in self.masters.items()} | frozen}
         if self.step_index > 0:
             for kind, key in (("moment1", "exp_avg"), ("moment2", "exp_avg_sq")):
                 kinds[kind] = {name: self.optimizer.state[p][key] for name, p in self.masters.items()}
+                kinds[kind] |= {name: torch.zeros_like(buffer) for name, buffer in frozen.items()}
         return {kind: published(self.model_type, tensors) for kind, tensors in kinds.items()}
 
     def published_gradient(self):
