@@ -6,7 +6,7 @@ import unittest
 import harness
 
 GIB = 1 << 30
-PARAMETERS = {"qwen3-30b-a3b": 30_532_122_624, "mixtral-8x7b": 46_702_792_704}
+PARAMETERS = {"qwen3-30b-a3b": 30_532_122_624, "mixtral-8x7b": 46_702_792_704, "gemma4-26b-a4b": 25_233_141_790}
 
 
 class GeometryTest(harness.NodeTest):
