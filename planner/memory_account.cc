@@ -68,9 +68,11 @@ TokenBytes AttentionTokenBytes(const AttentionDescription& attention, int64_t ro
   TokenBytes bytes;
   bytes.saved = row + (2 * query + gate + kept_kv) * act + attention.query_head_count * 4;
   // On a GPU: attention's operands again, their gradients and its result's. Its workspace is beside
-  // them.
-  bytes.backward =
-      gpu ? (3 * query + 3 * kv + 2 * gate) * act : (3 * query + 2 * kv + 2 * gate) * 4 + 3 * row;
+  // them. The composite operators have the gradients of the rotated and of the normed query too, and
+  // the norm's backward two products.
+  const int64_t queries = attention.query_key_norm ? 7 : 5;
+  bytes.backward = gpu ? (3 * query + 3 * kv + 2 * gate) * act
+                       : (queries * query + 2 * kv + 2 * gate) * 4 + 3 * row;
   return bytes;
 }
 
@@ -87,9 +89,17 @@ TokenBytes DeltaNetTokenBytes(const DeltaNetDescription& delta, int64_t row, boo
   return bytes;
 }
 
-TokenBytes MixerTokenBytes(const LayerDescription& layer, int64_t row, bool gpu, int64_t act) {
-  return layer.mixer == MixerKind::kDeltaNet ? DeltaNetTokenBytes(layer.delta_net, row, gpu, act)
-                                             : AttentionTokenBytes(layer.attention, row, gpu, act);
+TokenBytes MixerTokenBytes(const ModelDescription& model, const LayerDescription& layer,
+                           int64_t row, bool gpu, int64_t act) {
+  TokenBytes bytes = layer.mixer == MixerKind::kDeltaNet
+                         ? DeltaNetTokenBytes(layer.delta_net, row, gpu, act)
+                         : AttentionTokenBytes(layer.attention, row, gpu, act);
+  // What the branch norm takes, and its gradient.
+  if (model.branch_norms) {
+    bytes.saved += row;
+    bytes.backward += row;
+  }
+  return bytes;
 }
 
 // Of attention's backward on a GPU. cuDNN sums the gradients of the query and of shared keys and
@@ -164,8 +174,12 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
     // One after the other; what the first gives waits, wide.
     const int64_t shared = rows.shared_width > 0 ? of(chunk_tokens, rows.shared_width) : 0;
     const int64_t routed = of(rows.routed, model.expert_width);
-    return std::max(shared, routed) +
-           (shared > 0 && rows.routed > 0 ? chunk_tokens * model.hidden_size * 4 : 0);
+    const int64_t wide_row = chunk_tokens * model.hidden_size * 4;
+    const int64_t both = shared > 0 && rows.routed > 0 ? wide_row : 0;
+    // Between norms: what both branches give and their sum, the gradients of each and of the result.
+    const int64_t between =
+        kind == MixtureKind::kRoutedAndDense ? 6 * chunk_tokens * row + wide_row : 0;
+    return std::max(shared, routed) + both + between;
   };
   const int64_t chunk = plan.partitions().mixture_chunk_tokens() > 0
                             ? std::min(tokens, plan.partitions().mixture_chunk_tokens())
@@ -176,7 +190,7 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
     const v1::LayerPlan& layer_plan = plan.layers(static_cast<int>(layer));
     const LayerDescription& description = model.layer(layer);
     const MixtureKind kind = description.mixture;
-    const TokenBytes mixer = MixerTokenBytes(description, row, gpu, act);
+    const TokenBytes mixer = MixerTokenBytes(model, description, row, gpu, act);
     const int64_t mixer_saved = tokens * mixer.saved;
     if (layer_plan.boundary() == v1::BOUNDARY_HOME_DEVICE && !layer_plan.retain_mixer())
       kept += row_bytes;
@@ -190,8 +204,10 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
   const int64_t head_chunk = plan.partitions().head_chunk_tokens() > 0
                                  ? std::min(tokens, plan.partitions().head_chunk_tokens())
                                  : tokens;
-  // The composite operators have log-probabilities beside the logits.
-  const int64_t head = head_chunk * model.vocabulary_size * (gpu ? act : 4 + act) + 4 * row_bytes;
+  // The composite operators have log-probabilities beside the logits; beside capped ones, which are
+  // wide, what their derivative is of.
+  const int64_t logit_bytes = gpu ? act : model.logit_cap == 0.0 ? 4 + act : 12;
+  const int64_t head = head_chunk * model.vocabulary_size * logit_bytes + 4 * row_bytes;
   // The embedding's backward takes all micro-batches at once: their upstream gradients wait for it,
   // then lie in a row.
   const int64_t waiting = (plan.accumulation() - 1) * row_bytes;

@@ -7,7 +7,7 @@ import harness
 
 GIB = 1 << 30
 PARAMETERS = {"qwen3-30b-a3b": 30_532_122_624, "mixtral-8x7b": 46_702_792_704, "qwen3.6-35b-a3b": 34_660_610_688,
-              "qwen3.5-122b-a10b": 122_111_526_912}
+              "qwen3.5-122b-a10b": 122_111_526_912, "gemma4-26b-a4b": 25_233_141_790}
 
 
 class GeometryTest(harness.NodeTest):

@@ -24,6 +24,7 @@ ModelDescription RandomModel(Random& random, const JobShape& shape) {
   ModelDescription model;
   model.hidden_size = shape.tiny ? (random.Chance(0.2) ? 32 : 16) : 16 * random.Between(1, 12);
   const int64_t layer_count = random.Between(1, shape.max_layers);
+  model.tied_embedding = shape.tied;
   model.vocabulary_size = shape.tiny ? random.Between(40, 200) : random.Between(20, 900);
   AttentionDescription attention;
   attention.head_size = 16;

@@ -40,6 +40,7 @@ struct JobShape {
   int max_numa_nodes = 2;
   bool tiny = false;  // Tensors of at most a block or two, hidden size a multiple of 16.
   bool may_accumulate = true;
+  bool tied = false;  // The embedding is the head's too.
 };
 
 // Everything that the engine derives from a plan. Not movable: the graph inputs point into it.

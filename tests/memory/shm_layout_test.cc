@@ -21,7 +21,7 @@ namespace {
 
 void ForJobs(const std::function<void(const TestJob&)>& check) {
   for (uint64_t seed = 1; seed <= 150; ++seed) {
-    const auto job = RandomJob(seed, {});
+    const auto job = RandomJob(seed, {.tied = seed % 3 == 0});
     SCOPED_TRACE("seed " + std::to_string(seed) + " " + job->plan.ShortDebugString());
     check(*job);
     if (::testing::Test::HasFailure()) return;
@@ -39,7 +39,7 @@ std::vector<std::pair<std::string, Region>> Regions(const TestJob& job) {
     regions.emplace_back("rest of " + name, layout.rest(chunk.index));
     if (chunk.owner_rank >= 0)
       regions.emplace_back("snapshot of " + name, layout.snapshot(chunk.index));
-    if (layout.units()[static_cast<size_t>(chunk.unit)].kind == UnitKind::kEmbedding) continue;
+    if (layout.gradient_by_row(chunk.unit)) continue;
     const int64_t sequence = layout.ring_sequence(chunk.index, 0);
     // Chunks that share a slot are not there at once.
     if (sequence >= 0 && !slots.insert(sequence % layout.ring_slot_count()).second) continue;
@@ -209,7 +209,8 @@ TEST(SharedLayout, GradientPartialsHaveTheBytesOfTheRule) {
     const bool reduces = ranks > 1 && job.plan.reduction() != v1::GRADIENT_REDUCTION_HOST;
     ASSERT_EQ(job.layout->partial_count(), reduces ? 1 : ranks);
     for (const Chunk& chunk : job.layout->chunks()) {
-      if (chunk.unit == 0) continue;  // The embedding's are rows.
+      ASSERT_EQ(job.layout->gradient_by_row(chunk.unit), chunk.unit == 0 && !job.model.tied_embedding);
+      if (job.layout->gradient_by_row(chunk.unit)) continue;
       const int64_t bytes = chunk.elements * job.layout->gradient_bytes();
       ASSERT_EQ(job.layout->gradient_of_rank(chunk.index, ranks - 1, 0).bytes,
                 reduces ? bytes / ranks : bytes);
@@ -223,8 +224,10 @@ TEST(SharedLayout, GradientPartialsHaveTheBytesOfTheRule) {
       ASSERT_EQ(rows.row_set_offset_bytes(3), rows.row_set_bytes);
       ASSERT_EQ(rows.row_set_offset_bytes(4), 0);
       ASSERT_EQ(rows.rows_offset_bytes, 2 * rows.row_set_bytes);
-      ASSERT_EQ(rows.region.bytes, rows.rows_offset_bytes + rows.max_rows * job.model.hidden_size *
-                                                                job.layout->row_gradient_bytes());
+      const int64_t values =
+          job.model.tied_embedding ? 0 : rows.max_rows * job.model.hidden_size;
+      ASSERT_EQ(rows.region.bytes,
+                rows.rows_offset_bytes + values * job.layout->row_gradient_bytes());
     }
   });
 }

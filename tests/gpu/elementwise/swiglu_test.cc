@@ -10,6 +10,8 @@
 namespace oom::testing {
 namespace {
 
+constexpr Activation kSilu = Activation::kSilu;
+
 struct Rows {
   int64_t rows;
   int64_t width;
@@ -36,7 +38,7 @@ TYPED_TEST(SwigluKernelTest, ForwardIsTheComposite) {
     const at::Tensor y = Unwritten({shape.rows, shape.width}, ScalarTypeOf<T>());
     SwigluForward(SwigluShape{.rows = shape.rows, .width = shape.width}, Data<const T>(gate_up),
                   Data<T>(y), nullptr);
-    ExpectAsExactAs(SwigluForward(gate_up), y, SwigluForward(gate_up.to(at::kDouble)),
+    ExpectAsExactAs(SwigluForward(gate_up, kSilu), y, SwigluForward(gate_up.to(at::kDouble), kSilu),
                     "y of width " + std::to_string(shape.width));
   }
 }
@@ -49,12 +51,12 @@ struct Gradients {
 Gradients Composite(const at::Tensor& da, const at::Tensor& gate_up, const at::Tensor& weight_R,
                     at::ScalarType type) {
   const at::Tensor weight_R1 = weight_R.to(WideType(type)).unsqueeze(1);
-  at::Tensor activated = Wide(SwigluForward(gate_up.to(type)));
+  at::Tensor activated = Wide(SwigluForward(gate_up.to(type), kSilu));
   at::Tensor dactivated = da.to(type, /*non_blocking=*/false, /*copy=*/true);
   Gradients result;
   result.dweight = at::mul(activated, dactivated).sum(1);
   result.weighted = activated.mul_(weight_R1).to(type);
-  result.gate_up = SwigluBackward(dactivated.mul_(weight_R1), gate_up.to(type));
+  result.gate_up = SwigluBackward(dactivated.mul_(weight_R1), gate_up.to(type), kSilu);
   return result;
 }
 

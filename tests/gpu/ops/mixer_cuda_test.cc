@@ -35,7 +35,7 @@ MixerResult RunMixer(const ModelDescription& model, const LayerTensors& layer,
           MixerBackward(model, model.layer(0), weights, dh, part, batch, &result.gradients);
       sum = sum.defined() ? sum.add_(dx) : dx;
     }
-    return saved.size() == 1 ? sum : FinishMixer(dh, sum);
+    return saved.size() == 1 ? sum : AddResidual(dh, sum);
   };
 
   std::vector<MixerSaved> saved(static_cast<size_t>(head_groups));
@@ -50,7 +50,7 @@ MixerResult RunMixer(const ModelDescription& model, const LayerTensors& layer,
                        {.first = group * heads, .count = heads});
       sum = sum.defined() ? sum.add_(part) : part;
     }
-    result.h = FinishMixer(x, sum);
+    result.h = FinishMixer(model, weights, x, sum, nullptr);
   }
   result.dx = backward(saved, 2);
   result.second_dx = backward(saved, 3);
