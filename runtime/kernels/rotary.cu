@@ -210,7 +210,7 @@ enum class Steps { kRoundedNormAndTurn, kNormAndTurn, kTurn, kTurnBack };
 // Blocks that must fit a multiprocessor: without the norm there are loads to hide.
 constexpr int BlocksAtLeast(Layout layout, Steps steps) {
   const bool turn_alone = steps == Steps::kTurn || steps == Steps::kTurnBack;
-  return turn_alone && layout != Layout::kElements ? 5 : 1;
+  return turn_alone && layout == Layout::kFull ? 5 : 1;
 }
 
 template <class T, int kLanes, Layout kLayout, Steps kSteps>

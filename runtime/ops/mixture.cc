@@ -75,7 +75,7 @@ at::Tensor RoutedBackward(const ModelDescription& model, const LayerTensors& wei
 at::Tensor MixtureForward(const ModelDescription& model, const LayerDescription& layer,
                           const LayerTensors& weights, const at::Tensor& h_TH, MixtureSaved* saved,
                           const MixtureOptions& options) {
-  if (const DeviceOperators* device = OperatorsFor(h_TH)) {
+  if (const DeviceOperators* device = MixtureOperatorsFor(h_TH, model, layer)) {
     return device->mixture_forward(model, layer, weights, h_TH, saved, options);
   }
   MixtureSaved kept = GateUp(model, layer, weights, h_TH, options.tokens);
@@ -102,7 +102,7 @@ at::Tensor MixtureBackward(const ModelDescription& model, const LayerDescription
                            const LayerTensors& weights, const at::Tensor& dy_TH,
                            const MixtureSaved& saved, LayerTensors* gradients,
                            const LoadBalanceTerm& balance) {
-  if (const DeviceOperators* device = OperatorsFor(dy_TH)) {
+  if (const DeviceOperators* device = MixtureOperatorsFor(dy_TH, model, layer)) {
     return device->mixture_backward(model, layer, weights, dy_TH, saved, gradients, balance);
   }
   const at::Tensor dy_rows = Rows(dy_TH, saved.tokens);
