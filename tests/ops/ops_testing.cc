@@ -87,7 +87,7 @@ LayerTensors RandomLayer(const ModelDescription& model, const LayerDescription& 
   layer.input_norm = norm(hidden);
   layer.query = weight({query_rows, hidden});
   layer.key = weight({kv_rows, hidden});
-  layer.value = weight({kv_rows, hidden});
+  if (!attention.key_is_value) layer.value = weight({kv_rows, hidden});
   layer.output = weight({hidden, attention.query_width()});
   if (attention.query_key_norm) layer.query_norm = norm(attention.head_size);
   if (attention.query_key_norm) layer.key_norm = norm(attention.head_size);
