@@ -65,13 +65,14 @@ TokenBytes AttentionTokenBytes(const AttentionDescription& attention, int64_t ro
   const int64_t kv = attention.kv_width();
   const int64_t gate = attention.output_gate ? query : 0;
   const int64_t kept_kv = attention.key_is_value ? kv : 2 * kv;
+  const int64_t normed_value = attention.value_norm ? kv : 0;
   TokenBytes bytes;
   bytes.saved = row + (2 * query + gate + kept_kv) * act + attention.query_head_count * 4;
   // On a GPU: attention's operands again, their gradients and its result's. Its workspace is beside
   // them. The composite operators have the gradients of the rotated and of the normed query too, and
   // the norm's backward two products.
   const int64_t queries = attention.query_key_norm ? 7 : 5;
-  bytes.backward = gpu ? (3 * query + 3 * kv + 2 * gate) * act
+  bytes.backward = gpu ? (3 * query + 3 * kv + 2 * gate + normed_value) * act
                        : (queries * query + 2 * kv + 2 * gate) * 4 + 3 * row;
   return bytes;
 }
@@ -84,8 +85,14 @@ TokenBytes DeltaNetTokenBytes(const DeltaNetDescription& delta, int64_t row, boo
   bytes.saved = row + (channels + 2 * value + 2 * delta.value_head_count) * act;
   // The convolution again and its gradient, q and k of unit length and the gradients of q, k, v,
   // the output's.
-  bytes.backward =
-      gpu ? (3 * channels + 3 * value) * act : (5 * channels + 3 * value) * 4 + 3 * row;
+  bytes.backward = (5 * channels + 3 * value) * 4 + 3 * row;
+  // On a GPU, while the rule's backward runs: the normed rows, q and k in FP16, v and the output
+  // gate's gradient in BF16, the gradients of q, k, v and of the rule's output wide, beta and decay
+  // with theirs. Its workspace is beside them.
+  if (gpu) {
+    bytes.backward = row + 2 * delta.key_width() * (2 + 4) + value * (2 + 2 + 4 + 4) +
+                     4 * delta.value_head_count * 4;
+  }
   return bytes;
 }
 
@@ -104,29 +111,45 @@ TokenBytes MixerTokenBytes(const ModelDescription& model, const LayerDescription
 
 // Of attention's backward on a GPU. cuDNN sums the gradients of the query and of shared keys and
 // values in FP32 and works in parts, whose results are copied; FlashAttention takes packed
-// documents at once: the query in FP32, its heads' keys and values in BF16.
-int64_t AttentionWorkspaceBytes(const LayerDescription& layer, int64_t tokens) {
-  if (layer.mixer != MixerKind::kAttention) return 0;
-  const int64_t query = layer.attention.query_width();
-  const int64_t kv = layer.attention.kv_width();
+// documents at once: the query in FP32, its heads' keys and values in BF16. Wide heads go by blocks.
+int64_t AttentionWorkspaceBytes(const AttentionDescription& attention, int64_t tokens) {
+  if (attention.head_size > kFusedHeadSizeMax) {
+    return WideHeadAttentionBackwardScratchBytes({.tokens = tokens,
+                                                  .query_heads = attention.query_head_count,
+                                                  .kv_heads = attention.kv_head_count,
+                                                  .head_size = attention.head_size});
+  }
+  const int64_t query = attention.query_width();
+  const int64_t kv = attention.kv_width();
   const int64_t part = std::min(tokens, kCudnnBackwardTokens);
   const int64_t results = part < tokens ? part * (query + 2 * kv) * 2 : 0;
   return std::max(part * query * 12 + results, tokens * query * 8);
 }
 
-// What a mixer's backward takes beside what was kept: of one part, and the sum over parts.
-int64_t MixerBackwardBytes(const LayerDescription& layer, const v1::Plan& plan, int64_t tokens, int64_t row, bool gpu,
-                           int64_t act) {
-  const TokenBytes token = MixerTokenBytes(layer, row, gpu, act);
+// Every document begins a chunk of the delta rule, and every 64 tokens do: what documents of this
+// many tokens, on average, need.
+constexpr int64_t kChunkTokens = 64;
+constexpr int64_t kShortDocumentTokens = 256;
+
+int64_t DeltaNetWorkspaceBytes(const DeltaNetDescription& delta, int64_t tokens) {
+  const int64_t chunks = tokens / kChunkTokens + tokens / kShortDocumentTokens + 2;
+  return GatedDeltaRuleBackwardBytes(chunks, delta.value_head_count);
+}
+
+// What a mixer's backward takes at most beside what was kept: of one part, and the sum over parts.
+int64_t MixerBackwardBytes(const ModelDescription& model, const LayerDescription& layer, const v1::Plan& plan,
+                           int64_t tokens, int64_t row, bool gpu, int64_t act) {
+  const TokenBytes token = MixerTokenBytes(model, layer, row, gpu, act);
   const int64_t result = gpu ? tokens * row : 0;
   if (layer.mixer == MixerKind::kDeltaNet) {
     const int64_t segment = plan.partitions().recurrent_segment_tokens();
-    return (segment > 0 ? std::min(segment, tokens) : tokens) * token.backward + result;
+    const int64_t at_once = segment > 0 ? std::min(segment, tokens) : tokens;
+    return at_once * token.backward + result + (gpu ? DeltaNetWorkspaceBytes(layer.delta_net, at_once) : 0);
   }
   const int64_t groups = std::clamp<int64_t>(plan.partitions().attention_head_group_count(), 1,
                                              layer.attention.kv_head_count);
   const int64_t sum = groups > 1 ? 2 * tokens * (row / act) * 4 : 0;
-  const int64_t workspace = gpu ? AttentionWorkspaceBytes(layer, tokens) : 0;
+  const int64_t workspace = gpu ? AttentionWorkspaceBytes(layer.attention, tokens) : 0;
   return (tokens * token.backward + workspace) / groups + sum + result;
 }
 
@@ -196,7 +219,7 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
       kept += row_bytes;
     if (layer_plan.retain_mixer()) kept += mixer_saved;
     if (layer_plan.retain_mixture()) kept += mixture_saved(kind, tokens);
-    const int64_t mixer_work = mixer_saved + MixerBackwardBytes(description, plan, tokens, row, gpu, act);
+    const int64_t mixer_work = mixer_saved + MixerBackwardBytes(model, description, plan, tokens, row, gpu, act);
     const int64_t mixture_work = mixture_saved(kind, tokens) + mixture_backward(kind, chunk);
     largest_layer = std::max(largest_layer, mixer_saved + mixture_work + 3 * row_bytes);
     largest_layer = std::max(largest_layer, mixer_work);

@@ -104,8 +104,8 @@ at::Tensor LayerProgram::ForwardDeltaNet(const LayerDescription& layer, const La
   std::vector<at::Tensor> parts;
   GatedDeltaNetState state;
   for (int64_t first = 0; first < tokens; first += most) {
-    const SequenceSegment segment =
-        CutSegment(batch.cu_seqlens, first, std::min(first + most, tokens));
+    const SequenceSegment segment = CutSegment(batch.cu_seqlens, batch.document_starts, first,
+                                               std::min(first + most, tokens));
     DeltaMixerOutput output =
         DeltaMixerForward(*model_, layer, weights, x, segment, state,
                           saved == nullptr ? nullptr : &saved->emplace_back());

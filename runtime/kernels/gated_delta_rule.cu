@@ -9,23 +9,6 @@ namespace oom {
 using internal::DeltaScratch;
 using internal::DeltaStage;
 
-DeltaChunks::DeltaChunks(const std::vector<int64_t>& cu_seqlens) {
-  OOM_CHECK(cu_seqlens.size() > 1 && cu_seqlens.front() == 0);
-  document_chunks.push_back(0);
-  for (size_t document = 0; document + 1 < cu_seqlens.size(); ++document) {
-    const int64_t end = cu_seqlens[document + 1];
-    OOM_CHECK(cu_seqlens[document] <= end);
-    for (int64_t first = cu_seqlens[document]; first < end;) {
-      const int64_t next = std::min(end, (first / kDeltaChunk + 1) * kDeltaChunk);
-      chunks.push_back({.first = first,
-                        .count = static_cast<int32_t>(next - first),
-                        .document = static_cast<int32_t>(document)});
-      first = next;
-    }
-    document_chunks.push_back(static_cast<int32_t>(chunks.size()));
-  }
-}
-
 namespace internal {
 
 DeltaScratch::DeltaScratch(const GatedDeltaRuleShape& shape, bool backward, void* memory) {

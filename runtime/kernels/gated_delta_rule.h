@@ -24,7 +24,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <vector>
 
 namespace oom {
 
@@ -38,25 +37,18 @@ struct DeltaChunk {
   int32_t document = 0;
 };
 
-// Made once a batch; the kernels read copies of both arrays in device memory.
-struct DeltaChunks {
-  explicit DeltaChunks(const std::vector<int64_t>& cu_seqlens);
-
-  std::vector<DeltaChunk> chunks;        // In documents' order.
-  std::vector<int32_t> document_chunks;  // [D + 1]: where each document's chunks begin.
-};
-
 struct GatedDeltaRuleShape {
   int64_t tokens = 0;
   int64_t documents = 0;
-  int64_t chunks = 0;  // DeltaChunks::chunks.size().
+  int64_t chunks = 0;  // DeltaChunkCount (delta_chunks.h).
   int key_heads = 0;
   int value_heads = 0;
 };
 
 struct GatedDeltaRuleKernelInput {
-  const DeltaChunk* chunks = nullptr;        // On the device.
-  const int32_t* document_chunks = nullptr;  // On the device.
+  // Of delta_chunks.h.
+  const DeltaChunk* chunks = nullptr;
+  const int32_t* document_chunks = nullptr;
   const __half* query_TGK = nullptr;         // Both of length 1.
   const __half* key_TGK = nullptr;
   const __nv_bfloat16* value_TNV = nullptr;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "runtime/kernels/launch.h"
 #include "runtime/kernels/packed.cuh"
@@ -26,7 +27,8 @@ using internal::WholeVectors;
 // memory.
 constexpr int kForwardThreads = 128;
 
-template <class T, int kRowThreads, int kVectors, bool kWhole, bool kAdd>
+// kRoundFirst: xh is rounded before it meets the weight; otherwise a weight may be missing.
+template <class T, int kRowThreads, int kVectors, bool kWhole, bool kAdd, bool kRoundFirst>
 __global__ void __launch_bounds__(kRowThreads > 32 ? kRowThreads : kForwardThreads)
     RmsNormForwardKernel(RmsNormShape shape, RmsNormForwardArguments<T> a) {
   constexpr int kCount = kPackedCount<T>;
@@ -73,14 +75,25 @@ __global__ void __launch_bounds__(kRowThreads > 32 ? kRowThreads : kForwardThrea
   }
   const float r = rsqrtf(squares[0] / static_cast<float>(shape.width) + a.epsilon);
 
+  // Of s = offset + w.
+  const bool plus_one = a.scale == NormScale::kOnePlusWeight || a.weight_H == nullptr;
+  const float offset = plus_one ? 1.0f : 0.0f;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     const int64_t column = (k * kRowThreads + lane) * kCount;
-    const Packed<T> weight = Load<kWhole, kCount>(a.weight_H + column, width - column);
+    const bool weighted = kRoundFirst || a.weight_H != nullptr;
+    const Packed<T> weight =
+        Load<kWhole, kCount>(a.weight_H + column, weighted ? width - column : 0);
     float normalized[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) normalized[i] = x[k][i] * r;
-    Store<kWhole>(a.y_RH + start + column, Product(Pack<T>(normalized), weight), width - column);
+    if constexpr (kRoundFirst) {
+      Store<kWhole>(a.y_RH + start + column, Product(Pack<T>(normalized), weight), width - column);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) normalized[i] *= offset + weight[i];
+      Store<kWhole>(a.y_RH + start + column, Pack<T>(normalized), width - column);
+    }
   }
 }
 
@@ -100,7 +113,8 @@ struct RowVectors {
   Packed<T> residual[kVectors];
 };
 
-template <class T, class Dy, class Dx, int kLanes, int kVectors, bool kWhole>
+// kPlusOne: s = 1 + w, where a missing weight is zero.
+template <class T, class Dy, class Dx, int kLanes, int kVectors, bool kWhole, bool kPlusOne>
 __global__ void __launch_bounds__(kLanes == kWholeBlock ? 1024 : kGroupedThreads)
     RmsNormBackwardKernel(RmsNormShape shape, RmsNormBackwardArguments<T, Dy, Dx> a) {
   constexpr int kCount = kPackedCount<T>;
@@ -117,8 +131,10 @@ __global__ void __launch_bounds__(kLanes == kWholeBlock ? 1024 : kGroupedThreads
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     const int64_t column = (k * row_threads + lane) * kCount;
-    weight[k] = Load<kWhole, kCount>(a.weight_H + column, shape.width - column);
+    const bool weighted = !kPlusOne || a.weight_H != nullptr;
+    weight[k] = Load<kWhole, kCount>(a.weight_H + column, weighted ? shape.width - column : 0);
   }
+  const auto scale = [&](int k, int i) { return kPlusOne ? 1.0f + weight[k][i] : weight[k][i]; };
 
   const auto width_of = [&](int64_t row) { return row < shape.rows ? shape.width : int64_t{0}; };
   const auto load = [&](int64_t row) {
@@ -149,13 +165,13 @@ __global__ void __launch_bounds__(kLanes == kWholeBlock ? 1024 : kGroupedThreads
     if constexpr (kAhead) next = load(row + step);
     const int64_t width = width_of(row), start = row * shape.width;
 
-    float sums[2] = {0.0f, 0.0f};  // Of x^2 and of x * dy * w.
+    float sums[2] = {0.0f, 0.0f};  // Of x^2 and of x * dy * s.
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         sums[0] += x[k][i] * x[k][i];
-        sums[1] += x[k][i] * (dy[k][i] * weight[k][i]);
+        sums[1] += x[k][i] * (dy[k][i] * scale(k, i));
       }
     }
     if constexpr (kLanes == kWholeBlock) {
@@ -179,7 +195,7 @@ __global__ void __launch_bounds__(kLanes == kWholeBlock ? 1024 : kGroupedThreads
       for (int i = 0; i < kCount; ++i) {
         const float normalized = x[k][i] * r;
         dweight[k][i] += dy[k][i] * normalized;
-        dx[i] = (dy[k][i] * weight[k][i] - normalized * mean) * r + residual[k][i];
+        dx[i] = (dy[k][i] * scale(k, i) - normalized * mean) * r + residual[k][i];
       }
       Store<kWhole>(a.dx_RH + start + column, Pack<Dx>(dx), width - column);
     }
@@ -216,12 +232,16 @@ void LaunchForward(const RmsNormShape& shape, const RmsNormForwardArguments<T>& 
                    cudaStream_t stream) {
   const int threads = std::max(kRowThreads, kForwardThreads);
   const auto blocks = static_cast<unsigned>(DivideUp(shape.rows, threads / kRowThreads));
+  const auto launch = [&](auto add, auto round_first) {
+    RmsNormForwardKernel<T, kRowThreads, kVectors, kWhole, add(), round_first()>
+        <<<blocks, threads, 0, stream>>>(shape, a);
+  };
+  using std::false_type, std::true_type;
+  const bool round_first = a.scale == NormScale::kWeightAfterRounding && a.weight_H != nullptr;
   if (a.residual_RH != nullptr) {
-    RmsNormForwardKernel<T, kRowThreads, kVectors, kWhole, true>
-        <<<blocks, threads, 0, stream>>>(shape, a);
+    round_first ? launch(true_type{}, true_type{}) : launch(true_type{}, false_type{});
   } else {
-    RmsNormForwardKernel<T, kRowThreads, kVectors, kWhole, false>
-        <<<blocks, threads, 0, stream>>>(shape, a);
+    round_first ? launch(false_type{}, true_type{}) : launch(false_type{}, false_type{});
   }
   CheckLaunch("RmsNormForward");
 }
@@ -257,8 +277,10 @@ void LaunchBackward(const RmsNormShape& shape, const RmsNormBackwardArguments<T,
                           : kGroupedThreads;
   const int64_t rows_at_once = kLanes == kWholeBlock ? 1 : kGroupedThreads / kLanes;
   const int64_t blocks = std::min<int64_t>(kPartialRows, DivideUp(shape.rows, rows_at_once));
-  RmsNormBackwardKernel<T, Dy, Dx, kLanes, kVectors, kWhole>
-      <<<static_cast<unsigned>(blocks), threads, 0, stream>>>(shape, a);
+  const bool plus_one = a.scale == NormScale::kOnePlusWeight || a.weight_H == nullptr;
+  const auto kernel = plus_one ? RmsNormBackwardKernel<T, Dy, Dx, kLanes, kVectors, kWhole, true>
+                               : RmsNormBackwardKernel<T, Dy, Dx, kLanes, kVectors, kWhole, false>;
+  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(shape, a);
   CheckLaunch("RmsNormBackward");
   if (a.dweight_H == nullptr) return;
   AddPartialRows(a.scratch, blocks, shape.width, a.dweight_H, stream);
@@ -269,7 +291,7 @@ void Backward(const RmsNormShape& shape, const RmsNormBackwardArguments<T, Dy, D
               cudaStream_t stream) {
   const int64_t vectors = DivideUp(shape.width, kPackedCount<T>);
   OOM_CHECK(shape.rows >= 0 && shape.width > 0 && vectors <= 2048);
-  OOM_CHECK(a.dweight_H == nullptr || a.scratch != nullptr);
+  OOM_CHECK(a.dweight_H == nullptr || (a.scratch != nullptr && a.weight_H != nullptr));
   if (shape.rows == 0) return;
   if (!WholeVectors(shape.width * sizeof(T), a.dy_RH, a.x_RH, a.weight_H, a.residual_gradient_RH,
                     a.dx_RH, a.scratch)) {

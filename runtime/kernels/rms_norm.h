@@ -1,12 +1,13 @@
-// RMSNorm: y = xh * w, xh = x * r, r = (mean(x^2) + epsilon)^(-1/2), as runtime/ops/rms_norm.
-// With a residual: s = x + residual, rounded to T; y = norm(s); both are written.
-// Backward, with a = dy * w:  dx = r * (a - xh * mean(xh * a)), plus the residual's gradient if
+// RMSNorm: y = xh * s, xh = x * r, r = (mean(x^2) + epsilon)^(-1/2), s = w, 1 + w, or 1 without a
+// weight, as runtime/ops/rms_norm.
+// With a residual: h = x + residual, rounded to T; y = norm(h); both are written.
+// Backward, with a = dy * s:  dx = r * (a - xh * mean(xh * a)), plus the residual's gradient if
 // there is one, then rounded once to dx's type;  dw += sum over rows of dy * xh. Shapes: R rows, H
 // width; rows are contiguous; H is the hidden size or a head's. T is BF16 or FP32; dy is T or FP32
-// (wide), dx T or FP32 (wide). Sums are FP32; xh is rounded to T before it meets w in forward, and
-// not rounded in backward. r is recomputed: nothing is kept. The order of all sums follows from the
-// shape and the pointers' alignment alone. REQUIRES: H at most 32,768 (BF16) or 16,384 (FP32)
-// forward, half of the former backward.
+// (wide), dx T or FP32 (wide). Sums are FP32; in forward xh is rounded to T before it meets w, or
+// only the product is (NormScale); in backward nothing is. r is recomputed: nothing is kept. The
+// order of all sums follows from the shape and the pointers' alignment alone. REQUIRES: H at most
+// 32,768 (BF16) or 16,384 (FP32) forward, half of the former backward.
 
 #pragma once
 
@@ -14,6 +15,8 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+
+#include "runtime/model/description.h"
 
 namespace oom {
 
@@ -26,7 +29,8 @@ template <class T>
 struct RmsNormForwardArguments {
   const T* x_RH = nullptr;
   const T* residual_RH = nullptr;  // Null: none.
-  const T* weight_H = nullptr;
+  const T* weight_H = nullptr;  // Null: none.
+  NormScale scale = NormScale::kWeightAfterRounding;
   float epsilon = 0.0f;
   T* sum_RH = nullptr;  // With a residual only; may be x or residual.
   T* y_RH = nullptr;    // May be x or residual, but not sum.
@@ -41,11 +45,12 @@ template <class T, class Dy, class Dx>
 struct RmsNormBackwardArguments {
   const Dy* dy_RH = nullptr;
   const T* x_RH = nullptr;
-  const T* weight_H = nullptr;
+  const T* weight_H = nullptr;  // Null: none.
+  NormScale scale = NormScale::kWeightAfterRounding;
   float epsilon = 0.0f;
   const T* residual_gradient_RH = nullptr;  // Null: none.
   Dx* dx_RH = nullptr;         // May be dy or the residual's gradient where the types agree.
-  float* dweight_H = nullptr;  // Accumulates; null: not wanted.
+  float* dweight_H = nullptr;  // Accumulates; null: not wanted, or no weight.
   float* scratch = nullptr;    // RmsNormBackwardScratchBytes; null if dweight is.
 };
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "runtime/kernels/launch.h"
 #include "runtime/kernels/packed.cuh"
@@ -28,11 +29,11 @@ constexpr int kThreads = 256;
 template <class T, class Position>
 __global__ void FillRotaryTableKernel(RotaryTableArguments<T> a, const Position* positions_T) {
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t half = a.head_size / 2;
-  if (index >= a.tokens * half) return;
-  const int64_t token = index / half;
-  const int64_t pair = index % half;
-  const float exponent = static_cast<float>(2 * pair) / static_cast<float>(a.head_size);
+  const int64_t pairs = a.rotary_size / 2;
+  if (index >= a.tokens * pairs) return;
+  const int64_t token = index / pairs;
+  const int64_t pair = index % pairs;
+  const float exponent = static_cast<float>(2 * pair) / static_cast<float>(a.rotary_size);
   const float power = powf(static_cast<float>(a.theta), exponent);
   float frequency = 1.0f / power;
   if (a.factor > 0.0f) {
@@ -42,15 +43,24 @@ __global__ void FillRotaryTableKernel(RotaryTableArguments<T> a, const Position*
     frequency =
         __fadd_rn(__fmul_rn(1.0f / (a.factor * power), 1.0f - fast), __fmul_rn(frequency, fast));
   }
+  if (pair >= a.pair_count) frequency = 0.0f;
   const float angle = static_cast<float>(positions_T[token]) * frequency;
   a.cosine[index] = RoundedTo<T>(cosf(angle) * a.attention_factor);
   a.sine[index] = RoundedTo<T>(sinf(angle) * a.attention_factor);
 }
 
+// How the lanes of a head hold it.
+enum class Layout {
+  kFull,      // Vectors; all of the head is rotary.
+  kPartial,   // Vectors; elements behind the rotary ones stay.
+  kElements,  // Element by element; either.
+};
+
 // What all lanes of a head agree on: kLanes lanes hold a head, each kPackedCount pairs of it, so
-// that no element has to travel. A block walks the heads of its tokens, as many at once as it has
-// groups.
-template <class T, int kLanes>
+// that no element has to travel. The first columns are the rotary pairs; the elements behind these
+// make pairs of two halves likewise, which stay. A block walks the heads of its tokens, as many at
+// once as it has groups.
+template <class T, int kLanes, Layout kLayout>
 struct HeadPlace {
   static constexpr int kCount = kPackedCount<T>;
   static constexpr int kGroups = kThreads / kLanes;
@@ -61,14 +71,27 @@ struct HeadPlace {
             static_cast<unsigned>(min(tokens_per_block, shape.tokens - first_token) * shape.heads)),
         heads(static_cast<unsigned>(shape.heads)),
         half(static_cast<int>(shape.head_size / 2)),
+        pairs(kLayout == Layout::kFull ? half : static_cast<int>(shape.rotary_size / 2)),
         column(threadIdx.x % kLanes * kCount),
+        first(First(column)),
+        second(first + Gap(column)),
         group(threadIdx.x / kLanes) {}
+
+  __device__ bool Turns(int of_column) const { return kLayout == Layout::kFull || of_column < pairs; }
+  // Where the elements of a column lie in the head.
+  __device__ int First(int of_column) const {
+    return Turns(of_column) ? of_column : of_column + pairs;
+  }
+  __device__ int Gap(int of_column) const { return Turns(of_column) ? pairs : half - pairs; }
 
   int64_t first_token;
   unsigned items;  // Heads of all the block's tokens.
   unsigned heads;
   int half;
+  int pairs;  // That turn.
   int column;
+  int first;  // Of the column.
+  int second;
   unsigned group;
 };
 
@@ -77,11 +100,57 @@ struct Pairs {
   Packed<T> first, second;
 };
 
-template <bool kWhole, class T>
-__device__ Pairs<T> LoadPairs(const T* head, int column, int half, bool live = true) {
-  const int left = live ? half - column : 0;
-  return {.first = Load<kWhole, kPackedCount<T>>(head + column, left),
-          .second = Load<kWhole, kPackedCount<T>>(head + half + column, left)};
+template <class T>
+__device__ float Widened(T value) {
+  return static_cast<float>(value);
+}
+
+template <class T, int kLanes, Layout kLayout>
+__device__ Pairs<T> LoadPairs(const HeadPlace<T, kLanes, kLayout>& place, const T* head,
+                              bool live = true) {
+  constexpr int kCount = kPackedCount<T>;
+  if constexpr (kLayout != Layout::kElements) {
+    const int left = live ? place.half - place.column : 0;
+    return {.first = Load<true, kCount>(head + place.first, left),
+            .second = Load<true, kCount>(head + place.second, left)};
+  } else {
+    float first[kCount] = {}, second[kCount] = {};
+    for (int i = 0; i < kCount; ++i) {
+      const int column = place.column + i;
+      if (!live || column >= place.half) continue;
+      const int at = place.First(column);
+      first[i] = Widened(head[at]);
+      second[i] = Widened(head[at + place.Gap(column)]);
+    }
+    return {.first = Pack<T>(first), .second = Pack<T>(second)};
+  }
+}
+
+template <class T, int kLanes, Layout kLayout>
+__device__ void StorePairs(const HeadPlace<T, kLanes, kLayout>& place, const Pairs<T>& y, T* head,
+                           bool live) {
+  if constexpr (kLayout != Layout::kElements) {
+    const int left = live ? place.half - place.column : 0;
+    Store<true>(head + place.first, y.first, left);
+    Store<true>(head + place.second, y.second, left);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPackedCount<T>; ++i) {
+      const int column = place.column + i;
+      if (!live || column >= place.half) continue;
+      const int at = place.First(column);
+      head[at] = RoundedTo<T>(y.first[i]);
+      head[at + place.Gap(column)] = RoundedTo<T>(y.second[i]);
+    }
+  }
+}
+
+// A row of cosines or sines; zeros where nothing turns.
+template <class T, int kLanes, Layout kLayout>
+__device__ Packed<T> LoadTable(const HeadPlace<T, kLanes, kLayout>& place, const T* table_TP,
+                               int64_t token, bool live) {
+  return Load<kLayout != Layout::kElements, kPackedCount<T>>(
+      table_TP + token * place.pairs + place.column, live ? place.pairs - place.column : 0);
 }
 
 // Every product and every sum is rounded to T.
@@ -96,6 +165,27 @@ __device__ Pairs<T> TurnBack(const Pairs<T>& n, const Packed<T>& cosine, const P
           .second = Difference(Product(n.second, cosine), Product(n.first, sine))};
 }
 
+// Turned where the columns turn, else as it is.
+template <bool kBack, class T, int kLanes, Layout kLayout>
+__device__ Pairs<T> Rotated(const HeadPlace<T, kLanes, kLayout>& place, const Pairs<T>& n,
+                            const Packed<T>& cosine, const Packed<T>& sine) {
+  const Pairs<T> turned = kBack ? TurnBack(n, cosine, sine) : Turn(n, cosine, sine);
+  if constexpr (kLayout == Layout::kFull) {
+    return turned;
+  } else if constexpr (kLayout == Layout::kPartial) {
+    return place.Turns(place.column) ? turned : n;
+  } else {
+    float first[kPackedCount<T>], second[kPackedCount<T>];
+#pragma unroll
+    for (int i = 0; i < kPackedCount<T>; ++i) {
+      const bool turns = place.Turns(place.column + i);
+      first[i] = turns ? turned.first[i] : n.first[i];
+      second[i] = turns ? turned.second[i] : n.second[i];
+    }
+    return {.first = Pack<T>(first), .second = Pack<T>(second)};
+  }
+}
+
 template <class T>
 __device__ Packed<T> Scaled(const Packed<T>& x, float factor) {
   float values[kPackedCount<T>];
@@ -104,59 +194,75 @@ __device__ Packed<T> Scaled(const Packed<T>& x, float factor) {
   return Pack<T>(values);
 }
 
-// kTurnBack is the backward without a norm.
-enum class Steps { kNormAndTurn, kTurn, kTurnBack };
+// x * factor * (offset + weight), rounded once.
+template <class T>
+__device__ Packed<T> Scaled(const Packed<T>& x, float factor, float offset,
+                            const Packed<T>& weight) {
+  float values[kPackedCount<T>];
+#pragma unroll
+  for (int i = 0; i < kPackedCount<T>; ++i) values[i] = x[i] * factor * (offset + weight[i]);
+  return Pack<T>(values);
+}
 
-template <class T, int kLanes, bool kWhole, Steps kSteps>
-__global__ void __launch_bounds__(kThreads)
+// kTurnBack is the backward without a norm.
+enum class Steps { kRoundedNormAndTurn, kNormAndTurn, kTurn, kTurnBack };
+
+// Blocks that must fit a multiprocessor: without the norm there are loads to hide.
+constexpr int BlocksAtLeast(Layout layout, Steps steps) {
+  const bool turn_alone = steps == Steps::kTurn || steps == Steps::kTurnBack;
+  return turn_alone && layout == Layout::kFull ? 5 : 1;
+}
+
+template <class T, int kLanes, Layout kLayout, Steps kSteps>
+__global__ void __launch_bounds__(kThreads, BlocksAtLeast(kLayout, kSteps))
     NormRotaryForwardKernel(RotaryShape shape, int64_t tokens_per_block,
                             NormRotaryForwardArguments<T> a) {
-  using Place = HeadPlace<T, kLanes>;
-  constexpr int kCount = Place::kCount;
+  using Place = HeadPlace<T, kLanes, kLayout>;
+  constexpr bool kNorm = kSteps == Steps::kRoundedNormAndTurn || kSteps == Steps::kNormAndTurn;
   // Heads whose loads are in flight together; with the norm there is enough to do for one.
-  constexpr int kAtOnce = kSteps == Steps::kNormAndTurn ? 1 : 2;
+  constexpr int kAtOnce = kNorm ? 1 : 2;
   const Place place(shape, tokens_per_block);
-  const int column = place.column, half = place.half;
   Pairs<T> weight;
-  if constexpr (kSteps == Steps::kNormAndTurn) {
-    weight = LoadPairs<kWhole>(a.norm_d, column, half);
-  }
+  if constexpr (kNorm) weight = LoadPairs(place, a.norm_d);
+  const float offset = a.scale == NormScale::kOnePlusWeight ? 1.0f : 0.0f;
 
   for (unsigned first = 0; first < place.items; first += kAtOnce * Place::kGroups) {
     Pairs<T> x[kAtOnce];
     Packed<T> cosine[kAtOnce], sine[kAtOnce];
     T* y[kAtOnce];
-    int left[kAtOnce];
+    bool live[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const unsigned item = first + u * Place::kGroups + place.group;
-      const bool live = item < place.items;
+      live[u] = item < place.items;
       const int64_t token = place.first_token + item / place.heads;
-      const int64_t offset = item % place.heads * shape.head_size;
-      left[u] = live ? half - column : 0;
-      x[u] = LoadPairs<kWhole>(a.x_TNd + token * a.x_token_stride + offset, column, half, live);
-      cosine[u] = Load<kWhole, kCount>(a.cosine + token * half + column, left[u]);
-      sine[u] = Load<kWhole, kCount>(a.sine + token * half + column, left[u]);
-      y[u] = a.y_TNd + token * a.y_token_stride + offset + column;
+      const int64_t head = item % place.heads;
+      x[u] = LoadPairs(place, a.x_TNd + token * a.x_token_stride + head * a.x_head_stride, live[u]);
+      cosine[u] = LoadTable(place, a.cosine, token, live[u]);
+      sine[u] = LoadTable(place, a.sine, token, live[u]);
+      y[u] = a.y_TNd + token * a.y_token_stride + head * a.y_head_stride;
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      Pairs<T> turned = x[u];
-      if constexpr (kSteps == Steps::kNormAndTurn) {
+      Pairs<T> n = x[u];
+      if constexpr (kNorm) {
         float squares = 0.0f;
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
+        for (int i = 0; i < Place::kCount; ++i) {
           squares += x[u].first[i] * x[u].first[i] + x[u].second[i] * x[u].second[i];
         }
         squares = SumOverLanes<kLanes>(squares);
         const float r = rsqrtf(squares / static_cast<float>(shape.head_size) + a.epsilon);
-        turned = {.first = Product(Scaled(x[u].first, r), weight.first),
-                  .second = Product(Scaled(x[u].second, r), weight.second)};
+        if constexpr (kSteps == Steps::kRoundedNormAndTurn) {
+          n = {.first = Product(Scaled(x[u].first, r), weight.first),
+               .second = Product(Scaled(x[u].second, r), weight.second)};
+        } else {
+          n = {.first = Scaled(x[u].first, r, offset, weight.first),
+               .second = Scaled(x[u].second, r, offset, weight.second)};
+        }
       }
-      turned = kSteps == Steps::kTurnBack ? TurnBack(turned, cosine[u], sine[u])
-                                          : Turn(turned, cosine[u], sine[u]);
-      Store<kWhole>(y[u], turned.first, left[u]);
-      Store<kWhole>(y[u] + half, turned.second, left[u]);
+      StorePairs(place, Rotated<kSteps == Steps::kTurnBack>(place, n, cosine[u], sine[u]), y[u],
+                 live[u]);
     }
   }
 }
@@ -171,37 +277,37 @@ int64_t PartialRows(const RotaryShape& shape) {
   return shape.heads <= kFewHeads ? kMaxPartialRows / 2 : kMaxPartialRows;
 }
 
-template <class T, int kLanes, bool kWhole>
+// kPlusOne: the norm's scale is 1 + w.
+template <class T, int kLanes, Layout kLayout, bool kPlusOne>
 __global__ void __launch_bounds__(kThreads, 3)
     NormRotaryBackwardKernel(RotaryShape shape, int64_t tokens_per_block,
                              NormRotaryBackwardArguments<T> a) {
-  using Place = HeadPlace<T, kLanes>;
+  using Place = HeadPlace<T, kLanes, kLayout>;
   constexpr int kCount = Place::kCount;
   const Place place(shape, tokens_per_block);
-  const int column = place.column, half = place.half;
   const float reciprocal_size = 1.0f / static_cast<float>(shape.head_size);
-  const Pairs<T> weight = LoadPairs<kWhole>(a.norm_d, column, half);
+  const Pairs<T> weight = LoadPairs(place, a.norm_d);
+  const auto scaled = [](float dn, float w) { return dn * (kPlusOne ? 1.0f + w : w); };
   float dfirst[kCount] = {}, dsecond[kCount] = {};
 
   for (unsigned first = 0; first < place.items; first += Place::kGroups) {
     const unsigned item = first + place.group;
     const bool live = item < place.items;
     const int64_t token = place.first_token + item / place.heads;
-    const int64_t offset = item % place.heads * shape.head_size;
-    const int left = live ? half - column : 0;
-    Pairs<T> x = LoadPairs<kWhole>(a.x_TNd + token * a.x_token_stride + offset, column, half, live);
+    const int64_t head = item % place.heads;
+    Pairs<T> x = LoadPairs(place, a.x_TNd + token * a.x_token_stride + head * a.x_head_stride, live);
     const Pairs<T> dy =
-        LoadPairs<kWhole>(a.dy_TNd + token * a.dy_token_stride + offset, column, half, live);
-    const Packed<T> cosine = Load<kWhole, kCount>(a.cosine + token * half + column, left);
-    const Packed<T> sine = Load<kWhole, kCount>(a.sine + token * half + column, left);
+        LoadPairs(place, a.dy_TNd + token * a.dy_token_stride + head * a.dy_head_stride, live);
+    const Packed<T> cosine = LoadTable(place, a.cosine, token, live);
+    const Packed<T> sine = LoadTable(place, a.sine, token, live);
 
-    Pairs<T> dn = TurnBack(dy, cosine, sine);
-    float squares = 0.0f, dot = 0.0f;  // Of x^2 and of x * dn * w.
+    Pairs<T> dn = Rotated<true>(place, dy, cosine, sine);
+    float squares = 0.0f, dot = 0.0f;  // Of x^2 and of x * dn * s.
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       squares += x.first[i] * x.first[i] + x.second[i] * x.second[i];
-      dot += x.first[i] * (dn.first[i] * weight.first[i]) +
-             x.second[i] * (dn.second[i] * weight.second[i]);
+      dot += x.first[i] * scaled(dn.first[i], weight.first[i]) +
+             x.second[i] * scaled(dn.second[i], weight.second[i]);
     }
     squares = SumOverLanes<kLanes>(squares);
     dot = SumOverLanes<kLanes>(dot);
@@ -219,103 +325,132 @@ __global__ void __launch_bounds__(kThreads, 3)
       const float normalized1 = x.first[i] * r, normalized2 = x.second[i] * r;
       dfirst[i] += dn.first[i] * normalized1;
       dsecond[i] += dn.second[i] * normalized2;
-      dx1[i] = (dn.first[i] * weight.first[i] - normalized1 * mean) * r;
-      dx2[i] = (dn.second[i] * weight.second[i] - normalized2 * mean) * r;
+      dx1[i] = (scaled(dn.first[i], weight.first[i]) - normalized1 * mean) * r;
+      dx2[i] = (scaled(dn.second[i], weight.second[i]) - normalized2 * mean) * r;
     }
-    T* const dx = a.dx_TNd + token * a.dx_token_stride + offset + column;
-    Store<kWhole>(dx, Pack<T>(dx1), left);
-    Store<kWhole>(dx + half, Pack<T>(dx2), left);
+    StorePairs(place, {.first = Pack<T>(dx1), .second = Pack<T>(dx2)},
+               a.dx_TNd + token * a.dx_token_stride + head * a.dx_head_stride, live);
   }
 
   if (a.dnorm_d == nullptr) return;
   __shared__ float by_group[Place::kGroups][2][kLanes * kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    by_group[place.group][0][column + i] = dfirst[i];
-    by_group[place.group][1][column + i] = dsecond[i];
+    by_group[place.group][0][place.column + i] = dfirst[i];
+    by_group[place.group][1][place.column + i] = dsecond[i];
   }
   __syncthreads();
-  for (int c = threadIdx.x; c < shape.head_size; c += kThreads) {
-    const int second = c >= half ? 1 : 0;
-    float sum = 0.0f;
-    for (int g = 0; g < Place::kGroups; ++g) sum += by_group[g][second][c - second * half];
-    a.scratch[blockIdx.x * shape.head_size + c] = sum;
+  for (int column = threadIdx.x; column < place.half; column += kThreads) {
+    float* const partial = a.scratch + blockIdx.x * shape.head_size + place.First(column);
+    float sums[2] = {0.0f, 0.0f};
+    for (int g = 0; g < Place::kGroups; ++g) {
+      sums[0] += by_group[g][0][column];
+      sums[1] += by_group[g][1][column];
+    }
+    partial[0] = sums[0];
+    partial[place.Gap(column)] = sums[1];
   }
 }
 
 void CheckShape(const RotaryShape& shape, int64_t vectors) {
   OOM_CHECK(shape.tokens >= 0 && shape.heads > 0 && shape.head_size > 0);
   OOM_CHECK(shape.head_size % 2 == 0 && vectors <= 32);
+  OOM_CHECK(shape.rotary_size > 0 && shape.rotary_size % 2 == 0);
+  OOM_CHECK(shape.rotary_size <= shape.head_size);
 }
 
-// Calls launch(lanes constant, whole vectors constant).
-template <class Launch>
-void WithLanes(int64_t vectors, bool whole, const Launch& launch) {
-  using std::false_type, std::true_type;
-  if (!whole) {
-    launch(std::integral_constant<int, 32>{}, false_type{});
-  } else if (vectors <= 8) {
-    launch(std::integral_constant<int, 8>{}, true_type{});
-  } else if (vectors <= 16) {
-    launch(std::integral_constant<int, 16>{}, true_type{});
+// Calls launch(lanes constant, layout constant). `whole`: strides and pointers are of vectors.
+template <class T, class Launch>
+void WithLanes(const RotaryShape& shape, bool whole, const Launch& launch) {
+  const auto with_layout = [&](auto layout) {
+    const int64_t vectors = DivideUp(shape.head_size / 2, kPackedCount<T>);
+    if (vectors <= 8) {
+      launch(std::integral_constant<int, 8>{}, layout);
+    } else if (vectors <= 16) {
+      launch(std::integral_constant<int, 16>{}, layout);
+    } else {
+      launch(std::integral_constant<int, 32>{}, layout);
+    }
+  };
+  const int64_t size = sizeof(T);
+  if (!whole || !WholeVectors(shape.rotary_size / 2 * size) ||
+      !WholeVectors(shape.head_size / 2 * size)) {
+    launch(std::integral_constant<int, 32>{},
+           std::integral_constant<Layout, Layout::kElements>{});
+  } else if (shape.rotary_size == shape.head_size) {
+    with_layout(std::integral_constant<Layout, Layout::kFull>{});
   } else {
-    launch(std::integral_constant<int, 32>{}, true_type{});
+    with_layout(std::integral_constant<Layout, Layout::kPartial>{});
   }
 }
 
+template <class... Stride>
+bool WholeStrides(int64_t element_bytes, Stride... strides) {
+  return (WholeVectors(strides * element_bytes) && ...);
+}
+
+int64_t HeadStride(int64_t stride, const RotaryShape& shape) {
+  return stride == 0 ? shape.head_size : stride;
+}
+
 template <class T>
-void Forward(const RotaryShape& shape, const NormRotaryForwardArguments<T>& a, bool back,
+void Forward(const RotaryShape& shape, NormRotaryForwardArguments<T> a, bool back,
              cudaStream_t stream) {
-  const int64_t half = shape.head_size / 2;
-  const int64_t vectors = DivideUp(half, kPackedCount<T>);
-  CheckShape(shape, vectors);
+  CheckShape(shape, DivideUp(shape.head_size / 2, kPackedCount<T>));
   if (shape.tokens == 0) return;
-  const bool whole = WholeVectors(half * sizeof(T), a.x_TNd, a.norm_d, a.cosine, a.sine, a.y_TNd) &&
-                     WholeVectors(a.x_token_stride * sizeof(T)) &&
-                     WholeVectors(a.y_token_stride * sizeof(T));
+  a.x_head_stride = HeadStride(a.x_head_stride, shape);
+  a.y_head_stride = HeadStride(a.y_head_stride, shape);
+  const bool whole = WholeVectors(0, a.x_TNd, a.norm_d, a.cosine, a.sine, a.y_TNd) &&
+                     WholeStrides(sizeof(T), a.x_token_stride, a.x_head_stride, a.y_token_stride,
+                                  a.y_head_stride);
+  const bool round_first = a.scale == NormScale::kWeightAfterRounding;
   // 128 heads: two rounds of a block with eight lanes a head.
   const int64_t tokens_per_block = std::max<int64_t>(1, 128 / shape.heads);
   const auto blocks = static_cast<unsigned>(DivideUp(shape.tokens, tokens_per_block));
-  WithLanes(vectors, whole, [&](auto lanes, auto whole_vectors) {
+  WithLanes<T>(shape, whole, [&](auto lanes, auto layout) {
     const auto kernel =
-        back ? NormRotaryForwardKernel<T, lanes(), whole_vectors(), Steps::kTurnBack>
-        : a.norm_d != nullptr
-            ? NormRotaryForwardKernel<T, lanes(), whole_vectors(), Steps::kNormAndTurn>
-            : NormRotaryForwardKernel<T, lanes(), whole_vectors(), Steps::kTurn>;
+        back ? NormRotaryForwardKernel<T, lanes(), layout(), Steps::kTurnBack>
+        : a.norm_d == nullptr ? NormRotaryForwardKernel<T, lanes(), layout(), Steps::kTurn>
+        : round_first
+            ? NormRotaryForwardKernel<T, lanes(), layout(), Steps::kRoundedNormAndTurn>
+            : NormRotaryForwardKernel<T, lanes(), layout(), Steps::kNormAndTurn>;
     kernel<<<blocks, kThreads, 0, stream>>>(shape, tokens_per_block, a);
   });
   CheckLaunch("NormRotaryForward");
 }
 
 template <class T>
-void Backward(const RotaryShape& shape, const NormRotaryBackwardArguments<T>& a,
-              cudaStream_t stream) {
+void Backward(const RotaryShape& shape, NormRotaryBackwardArguments<T> a, cudaStream_t stream) {
   if (a.norm_d == nullptr) {
     Forward<T>(shape,
                {.x_TNd = a.dy_TNd,
                 .x_token_stride = a.dy_token_stride,
+                .x_head_stride = a.dy_head_stride,
                 .cosine = a.cosine,
                 .sine = a.sine,
                 .y_TNd = a.dx_TNd,
-                .y_token_stride = a.dx_token_stride},
+                .y_token_stride = a.dx_token_stride,
+                .y_head_stride = a.dx_head_stride},
                /*back=*/true, stream);
     return;
   }
-  const int64_t half = shape.head_size / 2;
-  const int64_t vectors = DivideUp(half, kPackedCount<T>);
-  CheckShape(shape, vectors);
+  CheckShape(shape, DivideUp(shape.head_size / 2, kPackedCount<T>));
   OOM_CHECK(a.dnorm_d == nullptr || a.scratch != nullptr);
   if (shape.tokens == 0) return;
-  const bool whole =
-      WholeVectors(half * sizeof(T), a.dy_TNd, a.x_TNd, a.norm_d, a.cosine, a.sine, a.dx_TNd) &&
-      WholeVectors(a.x_token_stride * sizeof(T)) && WholeVectors(a.dy_token_stride * sizeof(T)) &&
-      WholeVectors(a.dx_token_stride * sizeof(T));
+  a.dy_head_stride = HeadStride(a.dy_head_stride, shape);
+  a.x_head_stride = HeadStride(a.x_head_stride, shape);
+  a.dx_head_stride = HeadStride(a.dx_head_stride, shape);
+  const bool whole = WholeVectors(0, a.dy_TNd, a.x_TNd, a.norm_d, a.cosine, a.sine, a.dx_TNd) &&
+                     WholeStrides(sizeof(T), a.dy_token_stride, a.dy_head_stride, a.x_token_stride,
+                                  a.x_head_stride, a.dx_token_stride, a.dx_head_stride);
   const int64_t tokens_per_block = DivideUp(shape.tokens, PartialRows(shape));
   OOM_CHECK(tokens_per_block * shape.heads < std::numeric_limits<int>::max());
   const int64_t blocks = DivideUp(shape.tokens, tokens_per_block);
-  WithLanes(vectors, whole, [&](auto lanes, auto whole_vectors) {
-    NormRotaryBackwardKernel<T, lanes(), whole_vectors()>
-        <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(shape, tokens_per_block, a);
+  WithLanes<T>(shape, whole, [&](auto lanes, auto layout) {
+    const auto kernel = a.scale == NormScale::kOnePlusWeight
+                            ? NormRotaryBackwardKernel<T, lanes(), layout(), true>
+                            : NormRotaryBackwardKernel<T, lanes(), layout(), false>;
+    kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(shape, tokens_per_block, a);
   });
   CheckLaunch("NormRotaryBackward");
   if (a.dnorm_d == nullptr) return;
@@ -324,9 +459,10 @@ void Backward(const RotaryShape& shape, const NormRotaryBackwardArguments<T>& a,
 
 template <class T, class Position>
 void Fill(const RotaryTableArguments<T>& a, const Position* positions_T, cudaStream_t stream) {
-  OOM_CHECK(a.tokens >= 0 && a.head_size > 0 && a.head_size % 2 == 0);
+  OOM_CHECK(a.tokens >= 0 && a.rotary_size > 0 && a.rotary_size % 2 == 0);
+  OOM_CHECK(a.pair_count > 0 && a.pair_count <= a.rotary_size / 2);
   if (a.tokens == 0) return;
-  const int64_t blocks = DivideUp(a.tokens * (a.head_size / 2), kThreads);
+  const int64_t blocks = DivideUp(a.tokens * (a.rotary_size / 2), kThreads);
   FillRotaryTableKernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(a, positions_T);
   CheckLaunch("FillRotaryTable");
 }

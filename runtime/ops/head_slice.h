@@ -35,6 +35,7 @@ struct HeadSlice {
     return w.narrow(1, first_query_head * head_size, query_width());
   }
 
+  bool gated() const { return head_rows > head_size; }
   int64_t query_width() const { return query_heads * head_size; }
   int64_t kv_width() const { return kv_heads * head_size; }
 

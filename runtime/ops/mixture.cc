@@ -84,7 +84,7 @@ at::Tensor Down(const ModelDescription& model, const LayerDescription& layer,
 at::Tensor MixtureForward(const ModelDescription& model, const LayerDescription& layer,
                           const LayerTensors& weights, const at::Tensor& h_TH, MixtureSaved* saved,
                           const MixtureOptions& options) {
-  if (const DeviceOperators* device = OperatorsFor(h_TH)) {
+  if (const DeviceOperators* device = MixtureOperatorsFor(h_TH, model, layer)) {
     return device->mixture_forward(model, layer, weights, h_TH, saved, options);
   }
   const bool parallel = layer.mixture == MixtureKind::kRoutedAndDense;
@@ -105,7 +105,7 @@ at::Tensor MixtureBackward(const ModelDescription& model, const LayerDescription
                            const LayerTensors& weights, const at::Tensor& dy_TH,
                            const MixtureSaved& saved, LayerTensors* gradients,
                            const LoadBalanceTerm& balance) {
-  if (const DeviceOperators* device = OperatorsFor(dy_TH)) {
+  if (const DeviceOperators* device = MixtureOperatorsFor(dy_TH, model, layer)) {
     return device->mixture_backward(model, layer, weights, dy_TH, saved, gradients, balance);
   }
   const at::Tensor dy_rows = RowsOf(dy_TH, saved.tokens);

@@ -34,16 +34,21 @@ struct SequenceSegment {
   std::vector<int64_t> cu_seqlens;  // Within the segment, as above; no document is empty.
   bool continues = false;           // The first document began in an earlier segment.
   bool continued = false;           // The last document goes on in a later one.
+  at::Tensor document_starts;       // PackedBatch's: of the whole batch, where the tensors are.
 
   int64_t tokens() const { return cu_seqlens.back(); }
   int64_t document_count() const { return static_cast<int64_t>(cu_seqlens.size()) - 1; }
 };
 
 // REQUIRES: 0 <= first < end <= the batch's tokens.
-inline SequenceSegment CutSegment(const std::vector<int64_t>& batch_cu_seqlens, int64_t first,
-                                  int64_t end) {
+inline SequenceSegment CutSegment(const std::vector<int64_t>& batch_cu_seqlens,
+                                  const at::Tensor& document_starts, int64_t first, int64_t end) {
   OOM_CHECK(first >= 0 && first < end && end <= batch_cu_seqlens.back());
-  SequenceSegment segment{.first = first, .cu_seqlens = {0}, .continues = true, .continued = true};
+  SequenceSegment segment{.first = first,
+                          .cu_seqlens = {0},
+                          .continues = true,
+                          .continued = true,
+                          .document_starts = document_starts};
   for (const int64_t start : batch_cu_seqlens) {
     if (start == first) segment.continues = false;
     if (start == end) segment.continued = false;

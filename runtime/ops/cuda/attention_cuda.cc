@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "runtime/base/check.h"
+#include "runtime/kernels/grouped_weight_gradient.h"
 #include "runtime/ops/cuda/wide_head_attention.h"
 #include "runtime/ops/gpu_limits.h"
 
@@ -14,8 +15,10 @@ namespace {
 // cuDNN compiles a plan for every length it meets; short documents are not worth one.
 constexpr int64_t kShortestForCudnn = 128;
 constexpr int64_t kTokensOfABlock = 128;
-// That cuDNN and FlashAttention take.
-constexpr int64_t kFusedHeadSizeMax = 256;
+// Wider heads cuDNN takes on Hopper alone; its 9.19 is trusted with them for documents of whole
+// blocks only.
+constexpr int64_t kPlainHeadSizeMax = 128;
+constexpr int64_t kWideHeadLengthMultiple = 128;
 
 bool HasOneLength(const PackedBatch& batch) {
   const std::vector<int64_t>& starts = batch.cu_seqlens;
@@ -25,9 +28,16 @@ bool HasOneLength(const PackedBatch& batch) {
   return true;
 }
 
-bool TakesCudnn(const PackedBatch& batch, const AttentionRule& rule) {
+bool CudnnTakesHeads(int64_t head_size, int64_t document_tokens) {
+  return head_size <= kPlainHeadSizeMax ||
+         (document_tokens % kWideHeadLengthMultiple == 0 && HasHopperTensorCores());
+}
+
+// Forward and backward must agree.
+bool TakesCudnn(const PackedBatch& batch, const AttentionRule& rule, int64_t head_size) {
   return batch.longest >= kShortestForCudnn && (rule.window == 0 || rule.window >= batch.longest) &&
-         !at::globalContext().deterministicAlgorithms() && HasOneLength(batch);
+         !at::globalContext().deterministicAlgorithms() && HasOneLength(batch) &&
+         CudnnTakesHeads(head_size, batch.longest);
 }
 
 // [T, N, d] as [B, N, S, d], without a copy.
@@ -115,7 +125,7 @@ AttentionOutput CudaAttentionForward(const at::Tensor& query_TNd, const at::Tens
     return WideHeadAttentionForward(query_TNd, key_TGd, value_TGd, batch, {.rule = rule});
   }
   AttentionOutput result;
-  if (TakesCudnn(batch, rule)) {
+  if (TakesCudnn(batch, rule, query_TNd.size(2))) {
     const auto outputs = at::_scaled_dot_product_cudnn_attention(
         ByDocument(query_TNd, batch.longest), ByDocument(key_TGd, batch.longest),
         ByDocument(value_TGd, batch.longest), /*attn_bias=*/std::nullopt,
@@ -143,7 +153,7 @@ AttentionGradients CudaAttentionBackward(const at::Tensor& doutput_TNd, const at
     return WideHeadAttentionBackward(doutput_TNd, query_TNd, key_TGd, value_TGd, forward, batch,
                                      {.rule = rule});
   }
-  if (TakesCudnn(batch, rule)) {
+  if (TakesCudnn(batch, rule, query_TNd.size(2))) {
     return CudnnBackwardInParts(doutput_TNd, query_TNd, key_TGd, value_TGd, forward, batch.longest,
                                 rule.ScaleOf(query_TNd.size(2)));
   }

@@ -20,6 +20,7 @@ void NormBackward(const NormGradient& gradient, const at::Tensor& dx_RH) {
           .dy_RH = DeviceData<Dy>(gradient.dy_RH),
           .x_RH = DeviceData<__nv_bfloat16>(gradient.x_RH),
           .weight_H = DeviceData<__nv_bfloat16>(gradient.weight_H),
+          .scale = gradient.rule.scale,
           .epsilon = static_cast<float>(gradient.rule.epsilon),
           .residual_gradient_RH = DeviceData<__nv_bfloat16>(gradient.residual_gradient_RH),
           .dx_RH = DeviceData<Dx>(dx_RH),
@@ -50,6 +51,7 @@ at::Tensor NormForward(const at::Tensor& x_RH, const at::Tensor& weight_H, const
       {.rows = x_RH.size(0), .width = x_RH.size(1)},
       RmsNormForwardArguments<__nv_bfloat16>{.x_RH = DeviceData<__nv_bfloat16>(x_RH),
                                              .weight_H = DeviceData<__nv_bfloat16>(weight_H),
+                                             .scale = rule.scale,
                                              .epsilon = static_cast<float>(rule.epsilon),
                                              .y_RH = DeviceData<__nv_bfloat16>(normed_RH)},
       OperatorStream());

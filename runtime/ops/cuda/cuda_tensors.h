@@ -43,13 +43,13 @@ void AddWeightGradient(at::Tensor gradient_OI, const at::Tensor& dy_RO, const at
 // sum_RI += a_RO @ b_OI, likewise.
 void AddWideProduct(at::Tensor sum_RI, const at::Tensor& a_RO, const at::Tensor& b_OI);
 
-// As runtime/ops/rms_norm.
+// As runtime/ops/rms_norm, of rows.
 at::Tensor NormForward(const at::Tensor& x_RH, const at::Tensor& weight_H, const NormRule& rule);
 
 struct NormGradient {
   at::Tensor dy_RH;  // BF16 or wide.
   at::Tensor x_RH;
-  at::Tensor weight_H;
+  at::Tensor weight_H;  // May be undefined.
   NormRule rule;
   at::Tensor residual_gradient_RH;  // Added before the result is rounded; may be undefined.
   at::Tensor dweight_H;             // Accumulates; may be undefined.

@@ -2,16 +2,16 @@
 
 #include "runtime/ops/cuda/gated_delta_net_cuda.h"
 
-#include <cstring>
 #include <utility>
 
 #include "runtime/kernels/causal_convolution.h"
+#include "runtime/kernels/delta_chunks.h"
 #include "runtime/kernels/delta_gates.h"
 #include "runtime/kernels/gated_delta_rule.h"
 #include "runtime/kernels/gated_rms_norm.h"
 #include "runtime/ops/cuda/cuda_tensors.h"
+#include "runtime/ops/gpu_limits.h"
 #include "runtime/ops/precision.h"
-#include "runtime/ops/segment.h"
 
 namespace oom {
 namespace {
@@ -19,18 +19,6 @@ namespace {
 using Bfloat16 = __nv_bfloat16;
 
 constexpr int64_t kConvolutionTaps = 4;
-
-// Through pinned memory, which LibTorch's allocator keeps until the copy is made.
-template <class T>
-at::Tensor OnDevice(const std::vector<T>& values, int64_t columns, at::ScalarType type,
-                    const at::Device& device) {
-  static_assert(sizeof(T) % sizeof(int32_t) == 0);
-  const auto rows = static_cast<int64_t>(values.size());
-  at::Tensor host = at::empty({rows, columns}, at::TensorOptions(type).pinned_memory(true));
-  OOM_CHECK(host.nbytes() == values.size() * sizeof(T));
-  std::memcpy(host.data_ptr(), values.data(), host.nbytes());
-  return host.to(device, /*non_blocking=*/true);
-}
 
 void CheckShape(const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& weights) {
   OOM_CHECK_MSG(shape.key_size == kDeltaHeadSize && shape.value_size == kDeltaHeadSize,
@@ -119,6 +107,11 @@ class DeltaNetCall {
             .value_heads = static_cast<int>(shape_.value_heads)};
   }
 
+  // Of the rule's backward, as the planner has it.
+  int64_t MostScratchBytes() const {
+    return GatedDeltaRuleBackwardBytes(batch_.chunks, shape_.value_heads);
+  }
+
   GatedDeltaRuleKernelInput RuleInput(const RuleOperands& operands,
                                       const at::Tensor& state_DNKV) const {
     return {.chunks = reinterpret_cast<const DeltaChunk*>(DeviceData<int64_t>(batch_.chunk_list)),
@@ -195,8 +188,9 @@ RuleGradients RuleBackward(const DeltaNetCall& call, const GatedDeltaNetSaved& s
   result.log_decay = at::empty_like(operands.log_decay);
   result.beta = at::empty_like(operands.beta);
   if (saved.state.rule_DNKV.defined()) result.state = at::empty_like(saved.state.rule_DNKV);
-  const at::Tensor scratch =
-      ScratchBytes(GatedDeltaRuleBackwardScratchBytes(call.Rule()), dattended_TNV);
+  const int64_t scratch_bytes = GatedDeltaRuleBackwardScratchBytes(call.Rule());
+  OOM_CHECK(scratch_bytes <= call.MostScratchBytes());
+  const at::Tensor scratch = ScratchBytes(scratch_bytes, dattended_TNV);
   GatedDeltaRuleBackward(call.Rule(), call.RuleInput(operands, saved.state.rule_DNKV),
                          {.output_TNV = DeviceData<float>(dattended_TNV),
                           .state_DNKV = DeviceData<float>(dstate_DNKV)},
@@ -260,15 +254,30 @@ GateGradients GatesBackward(const DeltaNetCall& call, const GatedDeltaNetSaved& 
 
 }  // namespace
 
-DeltaNetBatch::DeltaNetBatch(const std::vector<int64_t>& starts, const at::Device& device)
-    : tokens(starts.back()), documents(static_cast<int64_t>(starts.size()) - 1) {
-  CheckSegment(starts, tokens);
+DeltaNetBatch::DeltaNetBatch(const SequenceSegment& segment)
+    : tokens(segment.tokens()),
+      documents(segment.document_count()),
+      chunks(DeltaChunkCount(segment.cu_seqlens)) {
   static_assert(sizeof(DeltaChunk) == 2 * sizeof(int64_t));
-  const DeltaChunks lists(starts);
-  chunks = static_cast<int64_t>(lists.chunks.size());
-  cu_seqlens = OnDevice(starts, 1, at::kLong, device);
-  chunk_list = OnDevice(lists.chunks, 2, at::kLong, device);
-  document_chunks = OnDevice(lists.document_chunks, 1, at::kInt, device);
+  const at::TensorOptions options = segment.document_starts.options();
+  cu_seqlens = at::empty({documents + 1}, options.dtype(at::kLong));
+  chunk_list = at::empty({chunks, 2}, options.dtype(at::kLong));
+  document_chunks = at::empty({documents + 1}, options.dtype(at::kInt));
+  MakeDeltaChunks({.batch_starts = DeviceData<int32_t>(segment.document_starts),
+                   .batch_documents = segment.document_starts.size(0) - 1,
+                   .first_token = segment.first,
+                   .tokens = tokens,
+                   .documents = documents,
+                   .chunk_count = chunks,
+                   .cu_seqlens = DeviceData<int64_t>(cu_seqlens),
+                   .chunks = reinterpret_cast<DeltaChunk*>(DeviceData<int64_t>(chunk_list)),
+                   .document_chunks = DeviceData<int32_t>(document_chunks)},
+                  OperatorStream());
+}
+
+bool CudaServesDeltaNet(const DeltaNetDescription& delta) {
+  return delta.key_head_size == kDeltaHeadSize && delta.value_head_size == kDeltaHeadSize &&
+         delta.tap_count == kConvolutionTaps;
 }
 
 GatedDeltaNetOutput CudaGatedDeltaNetForward(
@@ -329,24 +338,6 @@ GatedDeltaNetGradients CudaGatedDeltaNetBackward(
   AddWideProduct(result.x_TH, gates.a_TN, weights.decay);
   result.state = {.convolution_DPC = mixed.context_DPC, .rule_DNKV = rule.state};
   return result;
-}
-
-GatedDeltaNetOutput CudaGatedDeltaNetForward(const GatedDeltaNetShape& shape,
-                                             const GatedDeltaNetTensors& weights,
-                                             const at::Tensor& x_TH,
-                                             const GatedDeltaNetState& state,
-                                             const std::vector<int64_t>& cu_seqlens,
-                                             GatedDeltaNetSaved* saved) {
-  return CudaGatedDeltaNetForward(shape, weights, x_TH, state,
-                                  DeltaNetBatch(cu_seqlens, x_TH.device()), saved);
-}
-
-GatedDeltaNetGradients CudaGatedDeltaNetBackward(
-    const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& weights, const at::Tensor& dy_TH,
-    const GatedDeltaNetState& dstate, const GatedDeltaNetSaved& saved,
-    const std::vector<int64_t>& cu_seqlens, GatedDeltaNetTensors* gradients) {
-  return CudaGatedDeltaNetBackward(shape, weights, dy_TH, dstate, saved,
-                                   DeltaNetBatch(cu_seqlens, dy_TH.device()), gradients);
 }
 
 }  // namespace oom

@@ -6,17 +6,17 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "runtime/model/description.h"
 #include "runtime/ops/gated_delta_net.h"
+#include "runtime/ops/segment.h"
 
 namespace oom {
 
-// A batch's documents and chunks as the kernels read them, in one piece of device memory. Made once
-// a batch: the copy is asynchronous on the current stream, but stands behind other copies to the
-// device.
+// A segment's documents and chunks as the kernels read them (kernels/delta_chunks.h), made on the
+// device: one small kernel and no copy, so that every call can afford its own.
 struct DeltaNetBatch {
-  DeltaNetBatch(const std::vector<int64_t>& cu_seqlens, const at::Device& device);
+  explicit DeltaNetBatch(const SequenceSegment& segment);
 
   int64_t tokens = 0;
   int64_t documents = 0;
@@ -25,6 +25,9 @@ struct DeltaNetBatch {
   at::Tensor chunk_list;       // [chunks, 2] int64: DeltaChunk's bytes.
   at::Tensor document_chunks;  // [D + 1] int32.
 };
+
+// Whether the kernels take layers of this kind.
+bool CudaServesDeltaNet(const DeltaNetDescription& delta);
 
 GatedDeltaNetOutput CudaGatedDeltaNetForward(const GatedDeltaNetShape& shape,
                                              const GatedDeltaNetTensors& weights,
@@ -36,18 +39,5 @@ GatedDeltaNetGradients CudaGatedDeltaNetBackward(
     const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& weights, const at::Tensor& dy_TH,
     const GatedDeltaNetState& dstate, const GatedDeltaNetSaved& saved, const DeltaNetBatch& batch,
     GatedDeltaNetTensors* gradients);
-
-// As GatedDeltaNetForward and GatedDeltaNetBackward; they make the batch themselves.
-GatedDeltaNetOutput CudaGatedDeltaNetForward(const GatedDeltaNetShape& shape,
-                                             const GatedDeltaNetTensors& weights,
-                                             const at::Tensor& x_TH,
-                                             const GatedDeltaNetState& state,
-                                             const std::vector<int64_t>& cu_seqlens,
-                                             GatedDeltaNetSaved* saved);
-
-GatedDeltaNetGradients CudaGatedDeltaNetBackward(
-    const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& weights, const at::Tensor& dy_TH,
-    const GatedDeltaNetState& dstate, const GatedDeltaNetSaved& saved,
-    const std::vector<int64_t>& cu_seqlens, GatedDeltaNetTensors* gradients);
 
 }  // namespace oom

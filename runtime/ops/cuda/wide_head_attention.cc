@@ -12,27 +12,10 @@
 namespace oom {
 namespace {
 
-// Rows of all heads that a product of LibTorch has, at most: with the 512 columns of a result, 128
-// tiles of 128 x 256, about one for each multiprocessor.
-constexpr int64_t kProductRows = 8192;
-// And SoftmaxOfProducts, of which a multiprocessor takes 128 rows.
-constexpr int64_t kHopperSoftmaxRows = 2 * kProductRows;
+static_assert(kWideHeadScoreColumns <= kScoreColumnsMax);
 constexpr int64_t kHopperHeadSizeMultiple = 64;
-constexpr int64_t kStrideMultiple = 8;
 
 int64_t RoundUp(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
-
-// Tokens whose heads are about `rows` rows.
-int64_t TokensOf(int64_t rows, int64_t query_heads) {
-  const int64_t tokens = std::max<int64_t>(1, rows / query_heads);
-  constexpr int64_t kWhole = 64;
-  return tokens > kWhole ? tokens / kWhole * kWhole : tokens;
-}
-
-// Columns of scores that exist at a time.
-int64_t ColumnsOf(int64_t tokens) {
-  return std::min(kScoreColumnsMax, RoundUp(std::max<int64_t>(1, tokens), kStrideMultiple));
-}
 
 // Query tokens [first_token, first_token + tokens), and the first key that any of them sees.
 struct QueryBlock {
@@ -56,7 +39,7 @@ class Blocks {
         head_size_(query_TNd.size(2)),
         window_(options.rule.window),
         scale_(options.rule.ScaleOf(head_size_)),
-        block_tokens_(TokensOf(rows, query_TNd.size(1))) {
+        block_tokens_(WideHeadBlockTokens(rows, query_TNd.size(1))) {
     OOM_CHECK(heads_of_group_ * groups_ == query_TNd.size(1) && key_TGd.size(2) == head_size_);
     OOM_CHECK(head_size_ % 8 == 0 && window_ >= 0 && scale_ > 0.0);
     OOM_CHECK(!batch.cu_seqlens.empty() && batch.cu_seqlens.front() == 0 &&
@@ -71,7 +54,7 @@ class Blocks {
 
   // Of the scores of any block.
   int64_t most_scores() const {
-    return groups_ * heads_of_group_ * std::min(block_tokens_, tokens_) * ColumnsOf(tokens_);
+    return groups_ * heads_of_group_ * std::min(block_tokens_, tokens_) * WideHeadColumns(tokens_);
   }
 
   // Calls visit(block) from the first token to the last.
@@ -97,7 +80,7 @@ class Blocks {
   template <class Visit>
   void ForEachKeyBlock(const QueryBlock& block, const Visit& visit) const {
     const int64_t keys = block.end() - block.first_key;
-    const int64_t parts = (keys + kScoreColumnsMax - 1) / kScoreColumnsMax;
+    const int64_t parts = (keys + kWideHeadScoreColumns - 1) / kWideHeadScoreColumns;
     constexpr int64_t kTileColumns = 256;
     const int64_t most = RoundUp((keys + parts - 1) / parts, kTileColumns);
     ScoreBlock part = {.positions_T = DeviceData<int64_t>(batch_.positions),
@@ -110,7 +93,7 @@ class Blocks {
     for (part.first_key = block.first_key; part.first_key < block.end();
          part.first_key += part.columns) {
       part.columns = std::min(most, block.end() - part.first_key);
-      part.row_stride = RoundUp(part.columns, kStrideMultiple);
+      part.row_stride = RoundUp(part.columns, kWideHeadStrideMultiple);
       visit(part);
     }
   }
@@ -241,8 +224,8 @@ AttentionOutput WideHeadAttentionForward(const at::Tensor& query_TNd, const at::
                                          const WideHeadAttentionOptions& options) {
   const bool hopper = TakesHopper(query_TNd, options);
   const Blocks blocks(query_TNd, key_TGd, batch, options,
-                      hopper ? kHopperSoftmaxRows : kProductRows);
-  const int64_t product_tokens = TokensOf(kProductRows, query_TNd.size(1));
+                      hopper ? kWideHeadSoftmaxRows : kWideHeadProductRows);
+  const int64_t product_tokens = WideHeadBlockTokens(kWideHeadProductRows, query_TNd.size(1));
   const at::TensorOptions wide = query_TNd.options().dtype(at::kFloat);
   AttentionOutput result{
       .output_TNd = at::empty_like(query_TNd),
@@ -292,7 +275,7 @@ AttentionGradients WideHeadAttentionBackward(const at::Tensor& doutput_TNd,
                                              const PackedBatch& batch,
                                              const WideHeadAttentionOptions& options) {
   const bool hopper = TakesHopper(query_TNd, options);
-  const Blocks blocks(query_TNd, key_TGd, batch, options, kProductRows);
+  const Blocks blocks(query_TNd, key_TGd, batch, options, kWideHeadProductRows);
   const at::TensorOptions wide = query_TNd.options().dtype(at::kFloat);
   const at::Tensor delta_TN = at::empty(forward.logsumexp_TN.sizes(), wide);
   AttentionDelta(delta_TN.numel(), blocks.head_size(), DeviceData<__nv_bfloat16>(doutput_TNd),
@@ -324,31 +307,6 @@ AttentionGradients WideHeadAttentionBackward(const at::Tensor& doutput_TNd,
   result.key_TGd = dkey_TGd.to(key_TGd.scalar_type());
   result.value_TGd = dvalue_TGd.to(value_TGd.scalar_type());
   return result;
-}
-
-namespace {
-
-int64_t RowsOf(const WideHeadAttentionShape& shape, int64_t rows) {
-  return shape.query_heads * std::min(TokensOf(rows, shape.query_heads), shape.tokens);
-}
-
-int64_t ScoreBytes(const WideHeadAttentionShape& shape) {
-  return RowsOf(shape, kProductRows) * ColumnsOf(shape.tokens) *
-         static_cast<int64_t>(sizeof(float));
-}
-
-}  // namespace
-
-int64_t WideHeadAttentionForwardScratchBytes(const WideHeadAttentionShape& shape) {
-  // Scores, and by row the query, the output and the three numbers of the softmax.
-  return ScoreBytes(shape) +
-         RowsOf(shape, kHopperSoftmaxRows) * (shape.head_size * (2 + 4) + 3 * 4);
-}
-
-int64_t WideHeadAttentionBackwardScratchBytes(const WideHeadAttentionShape& shape) {
-  // Scores and their gradients; by row of a block q, do and dq; dk and dv wide; delta.
-  return 2 * ScoreBytes(shape) + RowsOf(shape, kProductRows) * shape.head_size * (2 + 2 + 4) +
-         shape.tokens * (2 * shape.kv_heads * shape.head_size + shape.query_heads) * 4;
 }
 
 }  // namespace oom

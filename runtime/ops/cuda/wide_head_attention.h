@@ -5,13 +5,13 @@
 // (kernels/attention_products.h, elsewhere attention_scores.h). Blocks go over the packed tokens, so
 // short documents cost no more launches than long ones. No synchronisation with the host.
 // Deterministic: the order of sums follows from the shapes and the documents' boundaries.
+// What it takes of memory is in gpu_limits.h.
 // q, k, v, o and their gradients BF16 and contiguous, log-sum-exp FP32 [T, N]; d a multiple of 8.
 
 #pragma once
 
-#include <cstdint>
-
 #include "runtime/ops/causal_attention.h"
+#include "runtime/ops/gpu_limits.h"
 #include "runtime/ops/layer.h"
 
 namespace oom {
@@ -31,16 +31,5 @@ AttentionGradients WideHeadAttentionBackward(const at::Tensor& doutput_TNd,
                                              const AttentionOutput& forward,
                                              const PackedBatch& batch,
                                              const WideHeadAttentionOptions& options);
-
-struct WideHeadAttentionShape {
-  int64_t tokens = 0;
-  int64_t query_heads = 0;
-  int64_t kv_heads = 0;
-  int64_t head_size = 0;
-};
-
-// The most that each takes from LibTorch's allocator beside its results.
-int64_t WideHeadAttentionForwardScratchBytes(const WideHeadAttentionShape& shape);
-int64_t WideHeadAttentionBackwardScratchBytes(const WideHeadAttentionShape& shape);
 
 }  // namespace oom

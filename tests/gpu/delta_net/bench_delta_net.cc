@@ -22,6 +22,7 @@
 #include "runtime/kernels/gated_delta_rule.h"
 #include "runtime/kernels/gated_delta_rule_stages.h"
 #include "runtime/kernels/gated_rms_norm.h"
+#include "tests/gpu/delta_net/delta_chunks_reference.h"
 
 namespace oom {
 namespace {
@@ -191,7 +192,7 @@ struct Batch {
                                       GatedDeltaRuleBackwardScratchBytes(shape)));
   }
 
-  const DeltaChunks lists;
+  const testing::DeltaChunks lists;
   const int64_t tokens;
   const int64_t documents;
   GatedDeltaRuleShape shape;

@@ -26,6 +26,12 @@ struct Result {
   }
 };
 
+// The whole batch as one segment on the GPU.
+SequenceSegment WholeBatch(const std::vector<int64_t>& cu_seqlens) {
+  const at::Tensor starts = OnGpu(at::tensor(cu_seqlens, at::kLong).to(at::kInt));
+  return CutSegment(cu_seqlens, starts, 0, cu_seqlens.back());
+}
+
 // On the device and in the type of `options`.
 Result RunDeltaNet(const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& narrow_weights,
                    const std::vector<int64_t>& cu_seqlens, bool states,
@@ -51,10 +57,11 @@ Result RunDeltaNet(const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& 
   const auto random = [&](uint64_t seed) {
     return Random({tokens, kHidden}, seed, at::kBFloat16).to(options);
   };
+  const auto batch = [&] { return DeltaNetBatch(WholeBatch(cu_seqlens)); };
   GatedDeltaNetSaved saved;
   const at::Tensor x = random(50);
   const GatedDeltaNetOutput output =
-      gpu ? CudaGatedDeltaNetForward(shape, weights, x, state, cu_seqlens, &saved)
+      gpu ? CudaGatedDeltaNetForward(shape, weights, x, state, batch(), &saved)
           : GatedDeltaNetForward(shape, weights, x, state, cu_seqlens, &saved);
   Result result;
   result.Add("y", output.y_TH);
@@ -67,7 +74,7 @@ Result RunDeltaNet(const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& 
   }
   for (const uint64_t seed : {51, 52}) {
     const GatedDeltaNetGradients backward =
-        gpu ? CudaGatedDeltaNetBackward(shape, weights, random(seed), dstate, saved, cu_seqlens,
+        gpu ? CudaGatedDeltaNetBackward(shape, weights, random(seed), dstate, saved, batch(),
                                         &gradients)
             : GatedDeltaNetBackward(shape, weights, random(seed), dstate, saved, cu_seqlens,
                                     &gradients);
@@ -95,7 +102,7 @@ TEST(GatedDeltaNetCudaTest, IsAsNearToTheTruthAsTheComposite) {
       return narrow;
     }();
     for (const std::vector<int64_t>& cu_seqlens :
-         {std::vector<int64_t>{0, 320}, std::vector<int64_t>{0, 1, 30, 30, 158, 159, 300}}) {
+         {std::vector<int64_t>{0, 320}, std::vector<int64_t>{0, 1, 30, 158, 159, 300}}) {
       for (const bool states : {false, true}) {
         std::printf("%d value heads, %d documents, states %d\n",
                     static_cast<int>(shape.value_heads), static_cast<int>(cu_seqlens.size()) - 1,
@@ -132,7 +139,8 @@ TEST(GatedDeltaNetCudaDeathTest, HeadsThatAreNotOf128AreRefused) {
   GatedDeltaNetTensors weights = RandomDeltaNet(shape, kHidden, kTaps, 10, at::kBFloat16);
   for (const auto& [name, field] : DeltaNetFields()) weights.*field = OnGpu(weights.*field);
   const at::Tensor x = OnGpu(Random({8, kHidden}, 1, at::kBFloat16));
-  EXPECT_DEATH(CudaGatedDeltaNetForward(shape, weights, x, {}, std::vector<int64_t>{0, 8}, nullptr),
+  EXPECT_DEATH(CudaGatedDeltaNetForward(shape, weights, x, {}, DeltaNetBatch(WholeBatch({0, 8})),
+                                        nullptr),
                "heads of 128");
 }
 

@@ -8,6 +8,7 @@
 #include "runtime/kernels/gated_delta_rule.h"
 #include "runtime/ops/gated_delta_rule.h"
 #include "runtime/ops/l2_norm.h"
+#include "tests/gpu/delta_net/delta_chunks_reference.h"
 #include "tests/gpu/delta_net/delta_net_testing.h"
 
 namespace oom::testing {

@@ -15,6 +15,7 @@
 #include "runtime/kernels/adamw.h"
 #include "runtime/kernels/cross_entropy.h"
 #include "runtime/kernels/gradient.h"
+#include "runtime/kernels/output_gate.h"
 #include "runtime/kernels/rms_norm.h"
 #include "runtime/kernels/rotary.h"
 #include "runtime/kernels/swiglu.h"
@@ -159,7 +160,8 @@ void BenchRmsNorm(int64_t rows, int64_t width) {
 
 void BenchRotary(int64_t heads, int64_t all_heads, bool with_norm) {
   constexpr int64_t kSize = 128;
-  const RotaryShape shape{.tokens = kTokens, .heads = heads, .head_size = kSize};
+  const RotaryShape shape{
+      .tokens = kTokens, .heads = heads, .head_size = kSize, .rotary_size = kSize};
   const int64_t elements = kTokens * heads * kSize, table = kTokens * kSize / 2;
   const auto qkv = RandomArray<Narrow>(kTokens * all_heads * kSize);
   const auto dy = RandomArray<Narrow>(elements), norm = RandomArray<Narrow>(kSize);
@@ -171,7 +173,8 @@ void BenchRotary(int64_t heads, int64_t all_heads, bool with_norm) {
   const DeviceArray<int32_t> on_device(positions);
   const auto fill = [&] {
     FillRotaryTable(RotaryTableArguments<Narrow>{.tokens = kTokens,
-                                                 .head_size = kSize,
+                                                 .rotary_size = kSize,
+                                                 .pair_count = kSize / 2,
                                                  .theta = 1e6,
                                                  .cosine = cosine.get(),
                                                  .sine = sine.get()},
@@ -210,6 +213,70 @@ void BenchRotary(int64_t heads, int64_t all_heads, bool with_norm) {
                                             .dnorm_d = with_norm ? dnorm.get() : nullptr,
                                             .scratch = scratch.get()},
         nullptr);
+  });
+}
+
+// Qwen3.5's query: heads of 256 of which 64 elements turn, each with its gate beside it.
+void BenchGatedQuery(int64_t heads) {
+  constexpr int64_t kSize = 256, kRotary = 64;
+  const RotaryShape shape{
+      .tokens = kTokens, .heads = heads, .head_size = kSize, .rotary_size = kRotary};
+  const int64_t elements = kTokens * heads * kSize, table = kTokens * kRotary / 2;
+  const auto rows = RandomArray<Narrow>(2 * elements), dy = RandomArray<Narrow>(elements);
+  const auto norm = RandomArray<Narrow>(kSize);
+  const auto cosine = RandomArray<Narrow>(table), sine = RandomArray<Narrow>(table);
+  const DeviceArray<Narrow> y(elements), drows(2 * elements);
+  const DeviceArray<float> dnorm = RandomArray<float>(kSize),
+                           scratch(NormRotaryBackwardScratchBytes(shape) / 4);
+  const std::string dimensions = Dimensions(kTokens, heads) + " x 256";
+  Report("norm, rotary of 64, gated forward", dimensions, 4 * elements + 4 * table, [&] {
+    NormRotaryForward(shape,
+                      NormRotaryForwardArguments<Narrow>{.x_TNd = rows.get(),
+                                                         .x_token_stride = heads * 2 * kSize,
+                                                         .x_head_stride = 2 * kSize,
+                                                         .norm_d = norm.get(),
+                                                         .scale = NormScale::kOnePlusWeight,
+                                                         .epsilon = 1e-6f,
+                                                         .cosine = cosine.get(),
+                                                         .sine = sine.get(),
+                                                         .y_TNd = y.get(),
+                                                         .y_token_stride = heads * kSize},
+                      nullptr);
+  });
+  Report("norm, rotary of 64, gated backward", dimensions, 6 * elements + 4 * table, [&] {
+    NormRotaryBackward(shape,
+                       NormRotaryBackwardArguments<Narrow>{.dy_TNd = dy.get(),
+                                                           .dy_token_stride = heads * kSize,
+                                                           .x_TNd = rows.get(),
+                                                           .x_token_stride = heads * 2 * kSize,
+                                                           .x_head_stride = 2 * kSize,
+                                                           .norm_d = norm.get(),
+                                                           .scale = NormScale::kOnePlusWeight,
+                                                           .epsilon = 1e-6f,
+                                                           .cosine = cosine.get(),
+                                                           .sine = sine.get(),
+                                                           .dx_TNd = drows.get(),
+                                                           .dx_token_stride = heads * 2 * kSize,
+                                                           .dx_head_stride = 2 * kSize,
+                                                           .dnorm_d = dnorm.get(),
+                                                           .scratch = scratch.get()},
+                       nullptr);
+  });
+  const OutputGateShape gate{.rows = kTokens * heads, .width = kSize, .gate_stride = 2 * kSize};
+  Report("output gate forward", dimensions, 6 * elements, [&] {
+    OutputGateForward(gate, dy.get(), rows.get() + kSize, y.get(), nullptr);
+  });
+  const DeviceArray<Narrow> dattention(elements);
+  const auto attention = RandomArray<Narrow>(elements);
+  Report("output gate backward", dimensions, 12 * elements, [&] {
+    OutputGateBackward(gate,
+                       {.da_Rd = dy.get(),
+                        .o_Rd = attention.get(),
+                        .gate_Rd = rows.get() + kSize,
+                        .a_Rd = y.get(),
+                        .do_Rd = dattention.get(),
+                        .dgate_Rd = drows.get() + kSize},
+                       nullptr);
   });
 }
 
@@ -326,6 +393,7 @@ void BenchElementwise(const std::string& only) {
     BenchRotary(/*heads=*/32, /*all_heads=*/32, /*with_norm=*/true);  // As layers have them.
     BenchRotary(/*heads=*/4, /*all_heads=*/4, /*with_norm=*/true);
     BenchRotary(/*heads=*/32, /*all_heads=*/48, /*with_norm=*/false);
+    BenchGatedQuery(/*heads=*/16);
   }
   if (wanted("swiglu")) {
     BenchSwiglu(kTokens * 8, 768);

@@ -14,6 +14,20 @@ namespace {
 constexpr float kEpsilon = 1e-6f;
 const NormRule kRule = {.epsilon = kEpsilon};
 
+struct Scaling {
+  std::string name;
+  NormScale scale;
+  bool weighted = true;
+
+  NormRule rule() const { return {.epsilon = kEpsilon, .scale = scale}; }
+};
+const std::vector<Scaling> kScalings = {
+    {"w after rounding", NormScale::kWeightAfterRounding},
+    {"w", NormScale::kWeight},
+    {"1 + w", NormScale::kOnePlusWeight},
+    {"no weight", NormScale::kWeight, false},
+    {"no weight, whatever the rule", NormScale::kWeightAfterRounding, false}};
+
 struct Rows {
   int64_t rows;
   int64_t width;
@@ -33,24 +47,33 @@ template <class T>
 at::Tensor Weight(int64_t width) {
   return Random({width}, 7).mul_(0.2).add_(1).to(ScalarTypeOf<T>());
 }
+at::Tensor Exact(const at::Tensor& weight) {
+  return weight.defined() ? weight.to(at::kDouble) : weight;
+}
+
 template <class T>
 class RmsNormKernelTest : public ElementwiseTest<T> {};
 TYPED_TEST_SUITE(RmsNormKernelTest, ActivationTypes);
 
 TYPED_TEST(RmsNormKernelTest, ForwardIsTheComposite) {
   using T = TypeParam;
-  for (const Rows& shape : kRows) {
-    const at::Tensor x = Input<T>(shape, 1), weight = Weight<T>(shape.width);
-    const at::Tensor y = Unwritten(x.sizes(), x.scalar_type());
-    RmsNormForward({.rows = shape.rows, .width = shape.width},
-                   RmsNormForwardArguments<T>{.x_RH = Data<T>(x),
-                                              .weight_H = Data<T>(weight),
-                                              .epsilon = kEpsilon,
-                                              .y_RH = Data<T>(y)},
-                   nullptr);
-    ExpectAsExactAs(RmsNormForward(x, weight, kRule), y,
-                    RmsNormForward(x.to(at::kDouble), weight.to(at::kDouble), kRule),
-                    "y of width " + std::to_string(shape.width));
+  for (const Scaling& scaling : kScalings) {
+    for (const Rows& shape : kRows) {
+      const at::Tensor x = Input<T>(shape, 1);
+      const at::Tensor weight = scaling.weighted ? Weight<T>(shape.width) : at::Tensor();
+      const at::Tensor y = Unwritten(x.sizes(), x.scalar_type());
+      RmsNormForward({.rows = shape.rows, .width = shape.width},
+                     RmsNormForwardArguments<T>{.x_RH = Data<T>(x),
+                                                .weight_H = Data<T>(weight),
+                                                .scale = scaling.scale,
+                                                .epsilon = kEpsilon,
+                                                .y_RH = Data<T>(y)},
+                     nullptr);
+      const NormRule rule = scaling.rule();
+      ExpectAsExactAs(RmsNormForward(x, weight, rule), y,
+                      RmsNormForward(x.to(at::kDouble), Exact(weight), rule),
+                      "y of width " + std::to_string(shape.width) + ", " + scaling.name);
+    }
   }
 }
 
@@ -73,16 +96,18 @@ TYPED_TEST(RmsNormKernelTest, ForwardOfRowsThatAreNotAlignedIsTheSame) {
   EXPECT_TRUE(y.isnan()[0].template item<bool>()) << "wrote before its rows";
 }
 
-TYPED_TEST(RmsNormKernelTest, SumWithAResidualIsRoundedOnceAndThenNormed) {
-  using T = TypeParam;
+template <class T>
+void ExpectSumIsNormed(const Scaling& scaling) {
   for (const Rows& shape : kRows) {
+    SCOPED_TRACE(scaling.name);
     const at::Tensor x = Input<T>(shape, 2), residual = Input<T>(shape, 3);
-    const at::Tensor weight = Weight<T>(shape.width);
+    const at::Tensor weight = scaling.weighted ? Weight<T>(shape.width) : at::Tensor();
     const at::Tensor sum = Unwritten(x.sizes(), x.scalar_type()), y = at::empty_like(sum);
     RmsNormForward({.rows = shape.rows, .width = shape.width},
                    RmsNormForwardArguments<T>{.x_RH = Data<T>(x),
                                               .residual_RH = Data<T>(residual),
                                               .weight_H = Data<T>(weight),
+                                              .scale = scaling.scale,
                                               .epsilon = kEpsilon,
                                               .sum_RH = Data<T>(sum),
                                               .y_RH = Data<T>(y)},
@@ -92,6 +117,7 @@ TYPED_TEST(RmsNormKernelTest, SumWithAResidualIsRoundedOnceAndThenNormed) {
     RmsNormForward({.rows = shape.rows, .width = shape.width},
                    RmsNormForwardArguments<T>{.x_RH = Data<T>(sum),
                                               .weight_H = Data<T>(weight),
+                                              .scale = scaling.scale,
                                               .epsilon = kEpsilon,
                                               .y_RH = Data<T>(again)},
                    nullptr);
@@ -103,6 +129,7 @@ TYPED_TEST(RmsNormKernelTest, SumWithAResidualIsRoundedOnceAndThenNormed) {
                    RmsNormForwardArguments<T>{.x_RH = Data<T>(x_copy),
                                               .residual_RH = Data<T>(residual_copy),
                                               .weight_H = Data<T>(weight),
+                                              .scale = scaling.scale,
                                               .epsilon = kEpsilon,
                                               .sum_RH = Data<T>(residual_copy),
                                               .y_RH = Data<T>(x_copy)},
@@ -111,16 +138,24 @@ TYPED_TEST(RmsNormKernelTest, SumWithAResidualIsRoundedOnceAndThenNormed) {
   }
 }
 
+TYPED_TEST(RmsNormKernelTest, SumWithAResidualIsRoundedOnceAndThenNormed) {
+  for (const Scaling& scaling : kScalings) ExpectSumIsNormed<TypeParam>(scaling);
+}
+
 template <class T, class Dy, class Dx>
-void ExpectBackwardIsTheComposite(const Rows& shape, bool with_residual) {
+void ExpectBackwardIsTheComposite(const Rows& shape, bool with_residual,
+                                  const Scaling& scaling = kScalings.front()) {
   SCOPED_TRACE(::testing::Message() << shape.rows << " rows of " << shape.width << ", dy "
-                                    << sizeof(Dy) << " bytes, dx " << sizeof(Dx));
-  const at::Tensor x = Input<T>(shape, 4), weight = Weight<T>(shape.width);
+                                    << sizeof(Dy) << " bytes, dx " << sizeof(Dx) << ", "
+                                    << scaling.name);
+  const at::Tensor x = Input<T>(shape, 4);
+  const at::Tensor weight = scaling.weighted ? Weight<T>(shape.width) : at::Tensor();
   const at::Tensor dy = Random({shape.rows, shape.width}, 5, ScalarTypeOf<Dy>());
   const at::Tensor residual = Random({shape.rows, shape.width}, 6, ScalarTypeOf<T>());
   const auto composite = [&](at::ScalarType type, at::ScalarType result, at::Tensor dweight) {
     at::Tensor dx = RmsNormBackward(type == at::kDouble ? dy.to(type) : dy, x.to(type),
-                                    weight.to(type), kRule, dweight);
+                                    weight.defined() ? weight.to(type) : weight, scaling.rule(),
+                                    scaling.weighted ? dweight : at::Tensor());
     if (with_residual) dx.add_(residual);
     return dx.to(result);
   };
@@ -138,6 +173,7 @@ void ExpectBackwardIsTheComposite(const Rows& shape, bool with_residual) {
                         .dy_RH = Data<Dy>(dy),
                         .x_RH = Data<T>(x),
                         .weight_H = Data<T>(weight),
+                        .scale = scaling.scale,
                         .epsilon = kEpsilon,
                         .residual_gradient_RH = with_residual ? Data<T>(residual) : nullptr,
                         .dx_RH = Data<Dx>(dx),
@@ -146,9 +182,11 @@ void ExpectBackwardIsTheComposite(const Rows& shape, bool with_residual) {
                     nullptr);
   };
   const at::Tensor dx = Unwritten(x.sizes(), ScalarTypeOf<Dx>());
-  const at::Tensor dweight = at::ones({shape.width}, x.options().dtype(at::kFloat));
+  at::Tensor dweight;
+  if (scaling.weighted) dweight = at::ones({shape.width}, x.options().dtype(at::kFloat));
   run(dx, dweight);
   ExpectAsExactAs(composite_dx, dx, exact_dx, "dx");
+  if (!scaling.weighted) return;
   ExpectAsExactAs(composite_dweight, dweight, exact_dweight, "dweight");
 
   const at::Tensor dx_again = Unwritten(x.sizes(), ScalarTypeOf<Dx>());
@@ -170,6 +208,19 @@ TEST(RmsNormBackwardKernelTest, BackwardIsTheCompositeInEveryCombinationOfTypes)
       ExpectBackwardIsTheComposite<Narrow, float, float>(shape, with_residual);
       if (shape.width <= 8192) {
         ExpectBackwardIsTheComposite<float, float, float>(shape, with_residual);
+      }
+    }
+  }
+}
+
+TEST(RmsNormBackwardKernelTest, BackwardIsTheCompositeWithEveryScale) {
+  using Narrow = __nv_bfloat16;
+  for (const Scaling& scaling : kScalings) {
+    for (const Rows& shape : kRows) {
+      ExpectBackwardIsTheComposite<Narrow, float, Narrow>(shape, true, scaling);
+      ExpectBackwardIsTheComposite<Narrow, Narrow, Narrow>(shape, false, scaling);
+      if (shape.width <= 8192) {
+        ExpectBackwardIsTheComposite<float, float, float>(shape, false, scaling);
       }
     }
   }

@@ -1,5 +1,6 @@
 #include "tests/gpu/ops/cuda_ops_testing.h"
 
+#include <ATen/Parallel.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -25,6 +26,8 @@ class NeedsGpu : public ::testing::Environment {
     // As the worker has it.
     at::globalContext().setAllowBF16ReductionCuBLAS(false, /*allow_splitk=*/true);
     InstallCudaOperators();
+    // Of the CPU's results: more threads than cores that are free spin.
+    at::set_num_threads(4);
   }
 };
 
@@ -72,11 +75,49 @@ std::vector<NamedModel> SmallCudaModels() {
   mixtral.experts_per_token = 2;
   ModelDescription windowed = mixtral;
   windowed.layers[0].attention.sliding_window = 37;
+  ModelDescription qwen_3_5 = qwen;
+  qwen_3_5.family = Family::kQwen35Moe;
+  qwen_3_5.norm.scale = NormScale::kOnePlusWeight;
+  qwen_3_5.shared_width = 24;
+  qwen_3_5.layers[0].mixture = MixtureKind::kRoutedAndShared;
+  qwen_3_5.layers[0].attention = {.query_head_count = 4,
+                                  .kv_head_count = 2,
+                                  .head_size = 256,
+                                  .query_key_norm = true,
+                                  .output_gate = true,
+                                  .rotary = {.theta = 1e4, .size = 64, .pair_count = 32}};
+  ModelDescription gemma = qwen;
+  gemma.norm.scale = NormScale::kWeight;
+  gemma.layers[0].attention = {.query_head_count = 4,
+                               .kv_head_count = 2,
+                               .head_size = 512,
+                               .query_key_norm = true,
+                               .value_norm = true,
+                               .key_is_value = true,
+                               .score_scale = 0.1,
+                               .rotary = {.theta = 1e4, .size = 512, .pair_count = 64}};
   return {{"qwen3", qwen},
           {"qwen3_unnormalized", unnormalized},
           {"qwen3_yarn", yarn},
           {"mixtral", mixtral},
-          {"mixtral_window", windowed}};
+          {"mixtral_window", windowed},
+          {"qwen3_5", qwen_3_5},
+          {"gemma4_attention", gemma}};
+}
+
+ModelDescription SmallDeltaModel() {
+  ModelDescription model;
+  model.family = Family::kQwen35Moe;
+  model.hidden_size = 96;
+  model.norm.scale = NormScale::kOnePlusWeight;
+  model.layers.resize(1);
+  model.layers[0].mixer = MixerKind::kDeltaNet;
+  model.layers[0].delta_net = {.key_head_count = 2,
+                               .value_head_count = 4,
+                               .key_head_size = 128,
+                               .value_head_size = 128,
+                               .tap_count = 4};
+  return model;
 }
 
 std::vector<std::pair<std::string, std::vector<int64_t>>> Batches() {

@@ -11,7 +11,8 @@
 
 namespace oom::testing {
 
-// Qwen3 with both kinds of top-k weights, Mixtral without and with a sliding window.
+// Qwen3 with both kinds of top-k weights, Mixtral without and with a sliding window, Qwen3.5's
+// attention layer with a shared expert, and Gemma 4's full attention before an ordinary mixture.
 std::vector<NamedModel> SmallCudaModels();
 
 constexpr int64_t kTokens = 320;
@@ -33,6 +34,9 @@ struct Setting {
 Setting Gpu();
 Setting Composite();
 Setting Exact();
+
+// Qwen3.5 with one Gated DeltaNet layer, of heads that the kernels take.
+ModelDescription SmallDeltaModel();
 
 // Rows whose choice of experts no rounding of BF16 can change. Norm weights are `weights`'.
 at::Tensor RowsOfClearChoice(const ModelDescription& model, const LayerTensors& weights,

@@ -1,4 +1,4 @@
-// Goal: the GPU's mixture, routed and dense, is as near to FP64 as the composite in BF16: forward
+// Goal: the GPU's mixture, routed, dense and with a shared expert, is as near to FP64 as the composite in BF16: forward
 // and both of two backwards whose gradients accumulate, whole and by token chunk, with the
 // load-balancing loss; experts without tokens are not touched.
 
@@ -68,8 +68,11 @@ void Compare(const std::string& name, const MixtureCase& c) {
   comparison.Add("dh", gpu.dh, composite.dh, exact.dh);
   comparison.Add("second dh", gpu.second_dh, composite.second_dh, exact.second_dh);
   const std::vector<at::Tensor LayerTensors::*> fields = {
-      &LayerTensors::post_norm, &LayerTensors::router, &LayerTensors::gate_up, &LayerTensors::down};
-  const std::vector<std::string> names = {"dpost_norm", "drouter", "dgate_up", "ddown"};
+      &LayerTensors::post_norm,      &LayerTensors::router,      &LayerTensors::gate_up,
+      &LayerTensors::down,           &LayerTensors::shared_gate, &LayerTensors::shared_gate_up,
+      &LayerTensors::shared_down};
+  const std::vector<std::string> names = {"dpost_norm",   "drouter",         "dgate_up",    "ddown",
+                                          "dshared_gate", "dshared_gate_up", "dshared_down"};
   for (size_t i = 0; i < fields.size(); ++i) {
     if (!(exact.gradients.*fields[i]).defined()) continue;
     comparison.Add(names[i], gpu.gradients.*fields[i], composite.gradients.*fields[i],
@@ -85,18 +88,30 @@ void Compare(const std::string& name, const MixtureCase& c) {
       << name;
 }
 
+std::vector<MixtureKind> KindsOf(const ModelDescription& model) {
+  std::vector<MixtureKind> kinds = {MixtureKind::kRoutedExperts, MixtureKind::kDense};
+  if (model.shared_width > 0) kinds.push_back(MixtureKind::kRoutedAndShared);
+  return kinds;
+}
+
+std::string NameOf(MixtureKind kind) {
+  return kind == MixtureKind::kDense           ? ", dense"
+         : kind == MixtureKind::kRoutedExperts ? ", routed"
+                                               : ", routed and shared";
+}
+
 TEST(MixtureCudaTest, IsAsNearToTheTruthAsTheComposite) {
   const Chunks whole = {{}};
   const Chunks chunks = {
       {.first = 0, .count = 1}, {.first = 1, .count = 130}, {.first = 131, .count = kTokens - 131}};
   for (const NamedModel& named : SmallCudaModels()) {
-    for (const MixtureKind kind : {MixtureKind::kRoutedExperts, MixtureKind::kDense}) {
+    for (const MixtureKind kind : KindsOf(named.model)) {
       const bool routed = HasExperts(kind);
       const LayerDescription description = LayerWith(named.model, kind);
       const LayerTensors layer = RandomLayer(named.model, description, 20, at::kBFloat16);
       const at::Tensor h = routed ? RowsOfClearChoice(named.model, layer, kTokens, 1)
                                   : Random({kTokens, named.model.hidden_size}, 1, at::kBFloat16);
-      const std::string name = named.name + (routed ? ", routed" : ", dense");
+      const std::string name = named.name + NameOf(kind);
       Compare(name, {named.model, description, layer, h, whole});
       Compare(name + ", token chunks", {named.model, description, layer, h, chunks});
       if (routed) Compare(name + ", balanced", {named.model, description, layer, h, chunks, 700.0});
