@@ -18,8 +18,10 @@ OLDEST_TRITON = (3, 7, 1)  # Before it, back to 3.4, gradients of the gates are 
 # What a forward and a backward must have launched.
 LAUNCHED = ("causal_conv1d_fwd", "causal_conv1d_bwd", "chunk_gated_delta_rule_fwd_kernel_h", "chunk_fwd_kernel_o",
             "chunk_gated_delta_rule_bwd_kernel_dhu", "chunk_bwd_kernel_dqkwg", "layer_norm_gated_fwd", "layer_norm_gated_bwd")
-CHECKED_TOKENS = 192  # Three chunks of the delta rule.
-CHECKED_DIFFERENCE = 0.05  # Of the norm of each output and gradient; rounding to bfloat16 makes up to a quarter of it.
+CHECKED_TOKENS = 100  # A chunk of the delta rule and a part of one: few, for the formulas keep a state for each token.
+# Of the norm of each output and gradient. Operands in bfloat16 alone make up to 0.014; the package's own tests allow its
+# gradients 0.02 of rounding inside; kernels that are wrong are off by much of the norm.
+CHECKED_DIFFERENCE = 0.1
 
 
 class Kernels(typing.NamedTuple):
