@@ -19,6 +19,7 @@ sys.path.insert(0, str(HERE))
 import numpy as np  # noqa: E402
 
 import geometry  # noqa: E402
+import machine  # noqa: E402
 import processes  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
@@ -62,8 +63,34 @@ class FolderTest(unittest.TestCase):
 
 class GeometryTest(FolderTest):
     def test_parameters_are_the_published_number(self):
-        self.assertEqual(geometry.parameter_count(geometry.config_of("qwen3-30b-a3b", 48)), 30_532_122_624)
-        self.assertEqual(geometry.parameter_count(geometry.config_of("mixtral-8x7b", 32)), 46_702_792_704)
+        for name, layers, parameters in (("qwen3-30b-a3b", 48, 30_532_122_624), ("mixtral-8x7b", 32, 46_702_792_704),
+                                         ("qwen3.6-35b-a3b", 40, 34_660_610_688), ("qwen3.5-122b-a10b", 48, 122_111_526_912)):
+            self.assertEqual(geometry.GEOMETRIES[name]["num_hidden_layers"], layers)
+            self.assertEqual(geometry.parameter_count(geometry.config_of(name, layers)), parameters)
+
+    def test_parameters_of_gemma_4_are_the_published_number(self):
+        config = dict(model_type="gemma4_text", vocab_size=262144, hidden_size=2816, intermediate_size=2112,
+                      moe_intermediate_size=704, num_hidden_layers=30, num_attention_heads=16, num_key_value_heads=8,
+                      num_global_key_value_heads=2, head_dim=256, global_head_dim=512, num_experts=128,
+                      tie_word_embeddings=True)
+        self.assertEqual(geometry.parameter_count(config), 25_233_141_790)
+
+    def test_each_geometry_of_the_repository_can_be_asked_for_and_tiny_ones_cannot(self):
+        folders = {path.name for path in (HERE.parents[1] / "geometries").iterdir()}
+        self.assertEqual(set(geometry.PUBLISHED), folders)
+        for name in folders:
+            self.assertEqual(run.parse(["--systems", "fsdp2", "--geometry", name]).geometry, name)
+        with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit):
+            run.parse(["--systems", "fsdp2", "--geometry", "tiny-hybrid"])
+
+    def test_hybrids_train_one_period_of_their_mixers_unless_told(self):
+        config = geometry.config_of("qwen3.6-35b-a3b")
+        self.assertEqual([geometry.is_linear_layer(config, layer) for layer in range(config["num_hidden_layers"])],
+                         [True, True, True, False])
+
+    def test_a_family_that_is_not_counted_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "another"):
+            geometry.parameter_count(geometry.config_of("tiny") | {"model_type": "another"})
 
     def test_every_document_is_one_sequence(self):
         geometry.write_random_dataset(self.folder, sequences=5, length=16, vocabulary=100)
@@ -157,6 +184,13 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(report.ratios(rows)["oom-all-packed-512"]["step_over_whole_sequences"]["4"], 1.1)
         self.assertEqual(report.meaning("oom-all-packed-512"), "OOM, the whole GPU, documents of 512")
 
+
+    def test_kernels_that_are_not_torchs_own_are_named_once(self):
+        results = {"settings": {"geometry": "tiny-hybrid", "layers": 4, "length": 32, "clip": 0, "gpus": 0, "steps": 3,
+                                "warmup": 2}, "parameters": 1, "machine": machine.describe(0), "ratios": {},
+                   "measurements": [{"system": "fsdp2", "batch": batch, "error": "?", "delta_kernels": "fla 1, triton 2"}
+                                    for batch in (4, 8)]}
+        self.assertEqual(report.markdown(results).count("Gated DeltaNet of FSDP2: fla 1, triton 2."), 1)
 
     def test_ratios_are_of_batches_that_both_have(self):
         row = lambda system, batch, seconds, host: {  # noqa: E731

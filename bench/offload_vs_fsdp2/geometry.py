@@ -6,19 +6,30 @@ import pathlib
 import numpy as np
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "geometries"
-_PUBLISHED = {name: json.loads((_FOLDER / name / "config.json").read_text())
-              for name in ("qwen3-30b-a3b", "mixtral-8x7b")}
-_TINY = dict(_PUBLISHED["qwen3-30b-a3b"], vocab_size=512, hidden_size=64, intermediate_size=128,
-             moe_intermediate_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-             num_experts=8, num_experts_per_tok=2, max_position_embeddings=4096)
+PUBLISHED = {path.parent.name: json.loads(path.read_text()) for path in sorted(_FOLDER.glob("*/config.json"))}
+_TINY = dict(vocab_size=512, hidden_size=64, moe_intermediate_size=32, num_hidden_layers=4, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=32, num_experts=8, num_experts_per_tok=2, max_position_embeddings=4096)
+_TINY_HYBRID = _TINY | dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+                            linear_value_head_dim=16, shared_expert_intermediate_size=32, rope_parameters={
+                                "rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.5,
+                                "mrope_section": [3, 3, 2], "mrope_interleaved": True})
 _RUN = {"use_cache": False, "dtype": "float32"}
 
-GEOMETRIES = _PUBLISHED | {"tiny": _TINY}
-DEFAULT_LAYERS = {"qwen3-30b-a3b": 8, "mixtral-8x7b": 2, "tiny": 4}
+# For tests, beside what is published: all attention, and Gated DeltaNet in three layers of four.
+GEOMETRIES = PUBLISHED | {"tiny": PUBLISHED["qwen3-30b-a3b"] | _TINY | {"intermediate_size": 128},
+                          "tiny-hybrid": PUBLISHED["qwen3.6-35b-a3b"] | _TINY_HYBRID}
+# As many as one machine trains with its state in 128 GiB, or the period of the mixers.
+_DEFAULT_LAYERS = {"mixtral": 2, "qwen3_moe": 8, "qwen3_5_moe_text": 4, "gemma4_text": 6}
+_GEMMA4_PERIOD = 6  # Five layers with a window, one that sees all.
+
+
+def default_layers(geometry):
+    config = GEOMETRIES[geometry]
+    return min(_DEFAULT_LAYERS[config["model_type"]], config["num_hidden_layers"])
 
 
 def config_of(geometry, layers=None):
-    return GEOMETRIES[geometry] | _RUN | {"num_hidden_layers": layers or DEFAULT_LAYERS[geometry]}
+    return GEOMETRIES[geometry] | _RUN | {"num_hidden_layers": layers or default_layers(geometry)}
 
 
 def write_config(folder, config):
@@ -29,15 +40,72 @@ def write_config(folder, config):
     return folder
 
 
+def is_hybrid(config):
+    """Qwen3.5 and 3.6: Gated DeltaNet in most layers, gated attention in the others, a shared expert in all."""
+    return config["model_type"] == "qwen3_5_moe_text"
+
+
+def is_linear_layer(config, layer):
+    """Whether the mixer of this layer is Gated DeltaNet."""
+    return is_hybrid(config) and (layer + 1) % config["full_attention_interval"] != 0
+
+
+def mixture_of(config):
+    """(experts, width of one)"""
+    if config["model_type"] == "mixtral":
+        return config["num_local_experts"], config["intermediate_size"]
+    return config["num_experts"], config["moe_intermediate_size"]
+
+
+def _attention_parameters(config, layer):
+    hidden, head, key_heads = config["hidden_size"], config["head_dim"], config["num_key_value_heads"]
+    projections = 2 * config["num_attention_heads"] + 2 * key_heads  # In heads: q, o; k, v.
+    if config["model_type"] == "mixtral":
+        return hidden * head * projections
+    if is_hybrid(config):
+        projections += config["num_attention_heads"]  # The output gate.
+    last = config["num_hidden_layers"] - 1
+    if config["model_type"] == "gemma4_text" and ((layer + 1) % _GEMMA4_PERIOD == 0 or layer == last):
+        head = config["global_head_dim"]
+        projections = 2 * config["num_attention_heads"] + config["num_global_key_value_heads"]  # Values are the keys.
+    return hidden * head * projections + 2 * head
+
+
+def delta_widths(config):
+    """Of Gated DeltaNet: (all key heads, all value heads)"""
+    return (config["linear_num_key_heads"] * config["linear_key_head_dim"],
+            config["linear_num_value_heads"] * config["linear_value_head_dim"])
+
+
+def _delta_parameters(config):
+    keys, values = delta_widths(config)
+    heads, channels = config["linear_num_value_heads"], 2 * keys + values
+    projections = config["hidden_size"] * (channels + 2 * values + 2 * heads)  # In: mixed, z, b, a; out.
+    return projections + channels * config["linear_conv_kernel_dim"] + 2 * heads + config["linear_value_head_dim"]
+
+
+def _mixture_parameters(config):
+    """Router, experts, and what all tokens go through beside them."""
+    hidden = config["hidden_size"]
+    experts, width = mixture_of(config)
+    count = experts * hidden + experts * 3 * width * hidden
+    if is_hybrid(config):
+        count += 3 * config["shared_expert_intermediate_size"] * hidden + hidden  # And the gate of its output.
+    if config["model_type"] == "gemma4_text":
+        count += hidden + experts + 3 * config["intermediate_size"] * hidden  # The router's scales; the dense branch.
+    return count
+
+
 def parameter_count(config):
-    hidden, head = config["hidden_size"], config["head_dim"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    qwen = config["model_type"] == "qwen3_moe"
-    experts = config["num_experts"] if qwen else config["num_local_experts"]
-    width = config["moe_intermediate_size"] if qwen else config["intermediate_size"]
-    attention = hidden * head * (2 * heads + 2 * kv_heads) + (2 * head if qwen else 0)
-    layer = attention + 2 * hidden + experts * hidden + experts * 3 * width * hidden
-    return config["num_hidden_layers"] * layer + 2 * config["vocab_size"] * hidden + hidden
+    """Of the text model. Raises ValueError for a family that is not counted here."""
+    if config["model_type"] not in _DEFAULT_LAYERS:
+        raise ValueError(f"the parameters of {config['model_type']} are not counted here")
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    mixers = sum(_delta_parameters(config) if is_linear_layer(config, layer) else _attention_parameters(config, layer)
+                 for layer in range(layers))
+    norms = 7 * hidden + 1 if config["model_type"] == "gemma4_text" else 2 * hidden  # With the scale of the layer.
+    vocabulary = config["vocab_size"] * hidden * (1 if config["tie_word_embeddings"] else 2)
+    return mixers + layers * (_mixture_parameters(config) + norms) + vocabulary + hidden
 
 
 def document_offsets(token_count, length):

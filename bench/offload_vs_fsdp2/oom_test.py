@@ -31,6 +31,8 @@ LENGTH = 32
 
 
 class OomTest(unittest.TestCase):
+    geometry = "tiny"
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="oom-bench-test-")
         self.addCleanup(folder.cleanup)
@@ -38,7 +40,7 @@ class OomTest(unittest.TestCase):
         small = mock.patch.object(weights, "BLOCK_ELEMENTS", 1 << 16)
         self.addCleanup(small.stop)
         small.start()
-        self.config = geometry.config_of("tiny")
+        self.config = geometry.config_of(self.geometry)
         self.options = argparse.Namespace(
             model=geometry.write_config(self.folder / "model", self.config),
             data=geometry.write_random_dataset(self.folder / "data", 64, LENGTH, self.config["vocab_size"]),
@@ -73,6 +75,10 @@ class MeasureTest(OomTest):
             self.assertEqual(names[f"backward mixer layer {layer}"], oom.TRACED_STEPS)
 
 
+class MeasureHybridTest(MeasureTest):
+    geometry = "tiny-hybrid"
+
+
 class OutputTest(OomTest):
     def test_room_is_promised_only_where_the_disk_has_none(self):
         folder = self.folder / "output"
@@ -103,10 +109,23 @@ class WeightsTest(OomTest):
                 first, end = entry["data_offsets"]
                 bits = np.frombuffer(data[start_of_data + first:start_of_data + end], np.uint16)
                 tensors[tensor] = (bits.astype(np.uint32) << 16).view(np.float32)
+        self.check_values(tensors)
+
+    def check_values(self, tensors):
         self.assertTrue((tensors["model.norm.weight"] == 1.0).all())
         experts = [tensors[f"model.layers.1.mlp.experts.{expert}.up_proj.weight"] for expert in (0, 1)]
         self.assertAlmostEqual(float(experts[0].std()), 0.02, delta=0.002)
         self.assertFalse((experts[0] == experts[1]).all())
+
+
+class HybridWeightsTest(WeightsTest):
+    geometry = "tiny-hybrid"
+
+    def check_values(self, tensors):
+        self.assertTrue((tensors["model.norm.weight"] == 0.0).all())
+        self.assertTrue((tensors["model.layers.0.linear_attn.norm.weight"] == 1.0).all())
+        self.assertIn("model.layers.3.self_attn.q_proj.weight", tensors)
+        self.assertAlmostEqual(float(tensors["model.layers.1.mlp.experts.gate_up_proj"].std()), 0.02, delta=0.002)
 
 
 class RooflineTest(OomTest):
@@ -130,6 +149,10 @@ class RooflineTest(OomTest):
             self.assertAlmostEqual(rate / rates[0], 1.0, places=9)
 
 
+class HybridRooflineTest(RooflineTest):
+    geometry = "tiny-hybrid"
+
+
 class StartTest(OomTest):
     def test_phases_of_a_start_from_both_sources_add_up(self):
         results = start.run(start.parse(["--tiny", "--device", "cpu", "--oom", str(PACKAGE), "--length", "32", "--batch", "2",
@@ -146,8 +169,8 @@ class StartTest(OomTest):
 
     def test_a_start_that_fails_says_why(self):
         results = start.run(start.parse(["--tiny", "--device", "cpu", "--oom", str(PACKAGE), "--length", "32", "--batch", "2",
-                                         "--budget", "1MiB", "--sources", "random", "--output", str(self.folder)]))
-        self.assertIn("MiB", results["starts"][0]["error"])
+                                         "--budget", "64KiB", "--sources", "random", "--output", str(self.folder)]))
+        self.assertIn("budgets.gpu_memory", results["starts"][0]["error"])
 
 
 if __name__ == "__main__":

@@ -75,6 +75,12 @@ def _measurement_row(entry):
             f"| {_gib(gpu_bytes(entry))} | {_gib(host_bytes(entry))} |")
 
 
+def _kernels(measurements):
+    """Lines that name the kernels of FSDP2 which are not torch's or transformers' own."""
+    names = dict.fromkeys(entry["delta_kernels"] for entry in measurements if "delta_kernels" in entry)
+    return [f"Gated DeltaNet of FSDP2: {'; '.join(names)}.", ""] if names else []
+
+
 def markdown(results):
     settings = results["settings"]
     clip = f"clipped at {settings['clip']}" if settings["clip"] else "not clipped"
@@ -82,6 +88,7 @@ def markdown(results):
         f"# {settings['geometry']}, {settings['layers']} layers, sequences of {settings['length']}", "",
         f"{results['parameters'] / 1e9:.2f} billion parameters, {settings['gpus']} GPU(s), gradient {clip}; step time over "
         f"{settings['steps']} steps after {settings['warmup']}.", "", sentence(results["machine"]) + ".", "",
+        *_kernels(results["measurements"]),
         "| batch | system | step, s | single drained step, s | tokens/s | GPU peak, GiB | host peak, GiB |",
         "| --- | --- | --- | --- | --- | --- | --- |"]
     lines += [_measurement_row(entry) for entry in results["measurements"]]

@@ -172,8 +172,8 @@ def budgets(text):
 def parse(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--oom", type=pathlib.Path, metavar="FOLDER", help="package of OOM; needed by the system oom")
-    parser.add_argument("--geometry", choices=sorted(set(geometry.GEOMETRIES) - {"tiny"}), default="qwen3-30b-a3b")
-    parser.add_argument("--layers", type=int, help="default 8, of mixtral 2")
+    parser.add_argument("--geometry", choices=sorted(geometry.PUBLISHED), default="qwen3-30b-a3b")
+    parser.add_argument("--layers", type=int, help="default 8, of mixtral 2, of hybrids a period of their mixers")
     parser.add_argument("--length", type=int, default=4096, help="tokens a sequence (4096)")
     parser.add_argument("--document-tokens", type=int, metavar="N",
                         help="OOM alone: also with packed documents of mean length N; default: a document a sequence")

@@ -112,8 +112,8 @@ def folder_for(size):
 def parse(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--oom", type=pathlib.Path, required=True, metavar="FOLDER", help="package of OOM")
-    parser.add_argument("--geometry", choices=sorted(set(geometry.GEOMETRIES) - {"tiny"}), default="qwen3-30b-a3b")
-    parser.add_argument("--layers", type=int, help="default 8, of mixtral 2")
+    parser.add_argument("--geometry", choices=sorted(geometry.PUBLISHED), default="qwen3-30b-a3b")
+    parser.add_argument("--layers", type=int, help="default 8, of mixtral 2, of hybrids a period of their mixers")
     parser.add_argument("--sources", type=lambda text: text.split(","), default=list(SOURCES),
                         help=f"some of {','.join(SOURCES)}, with commas")
     parser.add_argument("--batch", type=int, default=8)

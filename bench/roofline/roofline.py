@@ -26,6 +26,8 @@ import geometry  # noqa: E402
 UPDATE_BYTES = 26
 EXPERT_REPLAY = 2 / 3  # The replay of a mixture ends at its gate and up products.
 ATTENTION_BACKWARD = 2.5
+DELTA_BACKWARD = 3.0  # Its chunk states are computed again.
+DELTA_CHUNK = 64
 
 
 def mean_keys(length, document_tokens=None):
@@ -35,23 +37,38 @@ def mean_keys(length, document_tokens=None):
     return whole if document_tokens is None else min(document_tokens, whole)
 
 
-def step_flops(config, tokens, keys, retained_mixers=0, retained_mixtures=0):
-    """Of the matrix products and the attention of one step: forward, backward, and the replay of what was not kept."""
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+def mixer_flops(config, layer, keys):
+    """(linears, core, backward of the core) of a token: two for each active parameter; attention twice two for each key."""
+    hidden = config["hidden_size"]
+    if geometry.is_linear_layer(config, layer):
+        heads, key, value = (config[f"linear_{name}"] for name in ("num_value_heads", "key_head_dim", "value_head_dim"))
+        key_width, value_width = geometry.delta_widths(config)
+        channels = 2 * key_width + value_width
+        rule = heads * (DELTA_CHUNK * (5 * key + 3 * value) + 6 * key * value)
+        linears = 2 * hidden * (channels + 2 * value_width + 2 * heads) + 2 * channels * config["linear_conv_kernel_dim"]
+        return linears, rule, DELTA_BACKWARD * rule
     queries = config["num_attention_heads"] * config["head_dim"]
     key_values = config["num_key_value_heads"] * config["head_dim"]
-    qwen = config["model_type"] == "qwen3_moe"
-    experts = config["num_experts"] if qwen else config["num_local_experts"]
-    width = config["moe_intermediate_size"] if qwen else config["intermediate_size"]
-    # Two for each active parameter and token; attention twice two for each key.
-    linears = 2 * hidden * (2 * queries + 2 * key_values)
     attention = 4 * queries * keys
-    mixture = 2 * hidden * (3 * width * config["num_experts_per_tok"] + experts)
-    forward = linears + attention + mixture
-    backward = 2 * (linears + mixture) + ATTENTION_BACKWARD * attention
-    replay = (layers - retained_mixers) * (linears + attention) + (layers - retained_mixtures) * EXPERT_REPLAY * mixture
+    linears = 2 * hidden * ((3 if geometry.is_hybrid(config) else 2) * queries + 2 * key_values)
+    return linears, attention, ATTENTION_BACKWARD * attention
+
+
+def step_flops(config, tokens, keys, retained_mixers=0, retained_mixtures=0):
+    """Of the matrix products, attention and delta rule of one step: forward, backward, and the replay of what was not kept;
+    a hybrid's mixers that were are taken to be like the mean of all. Raises ValueError for Gemma 4."""
+    if config["model_type"] == "gemma4_text":
+        raise ValueError("the products of Gemma 4 are not counted here")
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    experts, width = geometry.mixture_of(config)
+    used_width = width * config["num_experts_per_tok"] + config.get("shared_expert_intermediate_size", 0)
+    mixture = 2 * hidden * (3 * used_width + experts)
+    linears, core, core_backward = map(sum, zip(*(mixer_flops(config, layer, keys) for layer in range(layers)), strict=True))
+    forward = linears + core + layers * mixture
+    backward = 2 * (linears + layers * mixture) + core_backward
+    replay = (1 - retained_mixers / layers) * (linears + core) + (layers - retained_mixtures) * EXPERT_REPLAY * mixture
     head = 3 * 2 * hidden * config["vocab_size"]
-    return tokens * (layers * (forward + backward) + replay + head)
+    return tokens * (forward + backward + replay + head)
 
 
 def bytes_of(moved, pattern):

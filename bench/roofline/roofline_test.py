@@ -41,6 +41,14 @@ class FlopsTest(unittest.TestCase):
         norms_and_embedding = 5 * config["hidden_size"] + config["vocab_size"] * config["hidden_size"]
         self.assertEqual(roofline.step_flops(config, 1, 0, 2, 2), 6 * (active - norms_and_embedding))
 
+    def test_a_hybrid_layer_counts_its_linears_and_the_delta_rule(self):
+        config = geometry.config_of("qwen3.6-35b-a3b")
+        linear, full = (roofline.mixer_flops(config, layer, 2048.5) for layer in (2, 3))
+        # From its widths: in 2048 -> 8192 + 4096 + 32 + 32, out 4096 -> 2048, 4 taps of 8192 channels; the rule of 32 heads.
+        self.assertEqual(linear, (2 * 2048 * (8192 + 4096 + 64 + 4096) + 2 * 8192 * 4, 32 * 163_840, 3 * 32 * 163_840))
+        # Queries and gates, keys and values, output.
+        self.assertEqual(full[:2], (2 * 2048 * (8192 + 1024 + 4096), 4 * 4096 * 2048.5))
+
     def test_documents_shorten_what_a_query_sees(self):
         self.assertEqual(roofline.mean_keys(4096), 2048.5)
         self.assertEqual(roofline.mean_keys(4096, 512), 512)

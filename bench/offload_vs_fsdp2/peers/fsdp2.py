@@ -7,7 +7,8 @@
 FOLDER is a Hugging Face folder; without safetensors the weights are random. One event a batch (processes.py).
 Layers are sharded one by one: BF16 parameters from FP32 masters, FP32 reduction, fused AdamW on the CPU (with --resident
 all of it on the GPU). Each layer is recomputed in backward from its input, which waits in pinned memory. Experts are
-grouped products, attention is what SDPA has fastest, and the loss never holds all logits.
+grouped products, attention is what SDPA has fastest, Gated DeltaNet is flash-linear-attention's Triton kernels
+(gated_delta.py), and the loss never holds all logits.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
+import gated_delta  # noqa: E402
 from geometry import Sequences  # noqa: E402
 from processes import say  # noqa: E402
 from recompute import InputOffload, recompute_in_backward  # noqa: E402
@@ -94,12 +96,15 @@ class CausalLoss(torch.nn.Module):
     def __init__(self, backbone, head):
         super().__init__()
         self.backbone, self.head = backbone, head
+        self.delta_kernels = None  # gated_delta.Chosen, of a model with Gated DeltaNet.
 
     def forward(self, tokens, targets, divisor):
         """Sum of the token losses over `divisor`. The backbone's own forward would wait for the GPU to look for padding."""
         hidden = self.backbone.embed_tokens(tokens)
         positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
-        rotary = self.backbone.rotary_emb(hidden, positions)
+        # Rows of time, height and width are one for text.
+        has_rows = hasattr(self.backbone.rotary_emb, "mrope_section")
+        rotary = self.backbone.rotary_emb(hidden, positions.expand(3, 1, -1) if has_rows else positions)
         for layer in self.backbone.layers:
             hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=rotary)
         return self.head(self.backbone.norm(hidden), targets, divisor)
@@ -131,17 +136,22 @@ def join_group(device_kind):
     return device
 
 
-def _fill(parameter, device, deviation):
-    """Random on the device by pieces, which is faster than on the CPU; norms are 1."""
+def _fill(name, parameter, device, config):
+    """As the family starts it. Random on the device by pieces, which is faster than on the CPU; norms scale by 1."""
     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    if name.endswith("A_log"):
+        local.uniform_(0.01, 16.0).log_()
+        return
     if parameter.ndim == 1:
-        local.fill_(1.0)
+        # Those of Qwen3.5 scale by 1 + weight, but for the one in Gated DeltaNet.
+        is_offset = config.model_type == "qwen3_5_moe_text" and ".linear_attn." not in name
+        local.fill_(0.0 if is_offset else 1.0)
         return
     flat = local.view(-1)
     piece = torch.empty(min(flat.numel(), 1 << 26), device=device)
     for start in range(0, flat.numel(), piece.numel()):
         part = flat[start:start + piece.numel()]
-        part.copy_(piece.normal_(0.0, deviation)[:part.numel()])
+        part.copy_(piece.normal_(0.0, config.initializer_range)[:part.numel()])
 
 
 def _shard(model, device, resident, prefetch_layers):
@@ -163,8 +173,9 @@ def _shard(model, device, resident, prefetch_layers):
             layer.set_modules_to_backward_prefetch(layers[max(0, i - prefetch_layers):i][::-1])
 
 
-def build(folder, device, resident=False, chunk_tokens=8192, prefetch_layers=0):
-    """Returns the sharded CausalLoss with weights in it."""
+def build(folder, device, resident=False, chunk_tokens=8192, prefetch_layers=0, delta_kernels=None):
+    """Returns the sharded CausalLoss with weights in it. `delta_kernels`: fla or torch; None: what is for the device.
+    Raises gated_delta.Missing."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = {"attn_implementation": "sdpa", "experts_implementation": "grouped_mm", "dtype": torch.float32}
@@ -179,6 +190,7 @@ def build(folder, device, resident=False, chunk_tokens=8192, prefetch_layers=0):
     if whole.config._experts_implementation != "grouped_mm" or whole.config._attn_implementation != "sdpa":
         raise ValueError("this transformers has no grouped experts or no SDPA")
     model = CausalLoss(whole.model, Head(whole.lm_head, chunk_tokens))
+    model.delta_kernels = gated_delta.choose(model.backbone.layers, whole.config, delta_kernels, device)
     offload = InputOffload(device) if device.type == "cuda" and not resident else None
     last = model.backbone.layers[-1]
     for layer in model.backbone.layers:
@@ -187,8 +199,8 @@ def build(folder, device, resident=False, chunk_tokens=8192, prefetch_layers=0):
     if not has_weights:
         model.to_empty(device=device if resident else "cpu")
         with torch.no_grad():
-            for parameter in model.parameters():
-                _fill(parameter, device, whole.config.initializer_range)
+            for name, parameter in model.named_parameters():
+                _fill(name, parameter, device, whole.config)
     # Its frequencies are computed, not stored.
     model.backbone.rotary_emb = type(model.backbone.rotary_emb)(config=whole.config).to(device)
     return model.train()
@@ -249,6 +261,8 @@ class Trainer:
 def measure(trainer, batch, micro, warmup, steps):
     for _ in range(warmup):
         trainer.step(batch, micro)
+    if trainer.model.delta_kernels is not None:
+        trainer.model.delta_kernels.check()
     trainer.drain()
     if trainer.rank == 0:
         say("measuring")
@@ -268,6 +282,8 @@ def measure(trainer, batch, micro, warmup, steps):
         raise ValueError(f"the loss is {loss.item()}")
     result = {"batch": batch, "step_seconds": seconds, "single_step_seconds": single, "steps": steps, "loss": loss.item(),
               "micro_batch": micro}
+    if trainer.model.delta_kernels is not None:
+        result["delta_kernels"] = trainer.model.delta_kernels.words
     if trainer.device.type == "cuda":
         result["reported_gpu_bytes"] = torch.cuda.max_memory_allocated()
         result["reserved_gpu_bytes"] = torch.cuda.max_memory_reserved()
@@ -303,6 +319,7 @@ def parse():
     parser.add_argument("--head-chunk", type=int, default=8192, help="tokens whose logits exist at a time")
     parser.add_argument("--prefetch", type=int, default=0, help="layers asked for ahead; 0: FSDP's own way")
     parser.add_argument("--attention", choices=("cudnn", "flash"), default="cudnn", help="tried first")
+    parser.add_argument("--delta-kernels", choices=("fla", "torch"), help="of Gated DeltaNet; default fla, on the CPU torch")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -312,7 +329,7 @@ def main():
     start = time.perf_counter()
     ranks = start_ranks(options.gpus)
     device = join_group(options.device)
-    model = build(options.model, device, options.resident, options.head_chunk, options.prefetch)
+    model = build(options.model, device, options.resident, options.head_chunk, options.prefetch, options.delta_kernels)
     trainer = Trainer(model, optimizer_for(model, 1e-5), Sequences(options.data, options.length), device, options.clip)
     if trainer.rank == 0:
         say("ready", seconds=time.perf_counter() - start)
@@ -340,4 +357,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except gated_delta.Missing as missing:
+        sys.exit(str(missing))
