@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tests/ops/ops_testing.h"
 
 namespace oom::testing {
@@ -32,6 +34,15 @@ TEST(EmbeddingTest, RowsEqualTheDenseGradientBitForBit) {
     EXPECT_TRUE(BitEqual(dense.index_select(0, rows.row_U), rows.sum_UH));
     EXPECT_EQ(dense.ne(0).any(1).sum().item<int64_t>(), rows.row_U.size(0));
   }
+}
+
+// Goal: the scale that transformers multiplies by: Gemma 4's, of 2,816 elements, as BF16 and FP32 hold it.
+TEST(EmbeddingTest, ScaleIsRoundedToTheWeightsType) {
+  ModelDescription model;
+  EXPECT_EQ(EmbeddingScale(model, at::kBFloat16), 1.0);
+  model.embedding_scale = std::sqrt(2816.0);
+  EXPECT_EQ(EmbeddingScale(model, at::kBFloat16), 53.0);
+  EXPECT_EQ(EmbeddingScale(model, at::kFloat), static_cast<double>(std::sqrt(2816.0f)));
 }
 
 // Goal: FP32 sums do not depend on the run. Method: against a loop over tokens, which fixes the
