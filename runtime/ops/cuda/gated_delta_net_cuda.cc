@@ -257,7 +257,8 @@ GateGradients GatesBackward(const DeltaNetCall& call, const GatedDeltaNetSaved& 
 DeltaNetBatch::DeltaNetBatch(const SequenceSegment& segment)
     : tokens(segment.tokens()),
       documents(segment.document_count()),
-      chunks(DeltaChunkCount(segment.cu_seqlens)) {
+      chunks(DeltaChunkCount(segment.cu_seqlens)),
+      continued(segment.continued) {
   static_assert(sizeof(DeltaChunk) == 2 * sizeof(int64_t));
   const at::TensorOptions options = segment.document_starts.options();
   cu_seqlens = at::empty({documents + 1}, options.dtype(at::kLong));
@@ -294,10 +295,12 @@ GatedDeltaNetOutput CudaGatedDeltaNetForward(
   kept.a_TN = at::linear(x_TH, weights.decay);
 
   GatedDeltaNetOutput result;
-  result.state.convolution_DPC = at::empty(
-      {batch.documents, kConvolutionTaps - 1, kept.mixed_TC.size(1)}, kept.mixed_TC.options());
-  result.state.rule_DNKV = EmptyWide(
-      {batch.documents, shape.value_heads, shape.key_size, shape.value_size}, kept.mixed_TC);
+  if (batch.continued) {
+    result.state.convolution_DPC = at::empty(
+        {batch.documents, kConvolutionTaps - 1, kept.mixed_TC.size(1)}, kept.mixed_TC.options());
+    result.state.rule_DNKV = EmptyWide(
+        {batch.documents, shape.value_heads, shape.key_size, shape.value_size}, kept.mixed_TC);
+  }
   {
     const RuleOperands operands = call.Operands(kept, result.state.convolution_DPC);
     kept.attended_TNV = at::empty_like(operands.value);

@@ -21,6 +21,7 @@ struct DeltaNetBatch {
   int64_t tokens = 0;
   int64_t documents = 0;
   int64_t chunks = 0;
+  bool continued = false;      // Whether anyone wants the states after the documents.
   at::Tensor cu_seqlens;       // [D + 1] int64.
   at::Tensor chunk_list;       // [chunks, 2] int64: DeltaChunk's bytes.
   at::Tensor document_chunks;  // [D + 1] int32.
@@ -29,6 +30,7 @@ struct DeltaNetBatch {
 // Whether the kernels take layers of this kind.
 bool CudaServesDeltaNet(const DeltaNetDescription& delta);
 
+// As GatedDeltaNetForward; the states are undefined unless the segment is continued.
 GatedDeltaNetOutput CudaGatedDeltaNetForward(const GatedDeltaNetShape& shape,
                                              const GatedDeltaNetTensors& weights,
                                              const at::Tensor& x_TH,

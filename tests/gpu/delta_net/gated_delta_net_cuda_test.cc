@@ -26,10 +26,12 @@ struct Result {
   }
 };
 
-// The whole batch as one segment on the GPU.
+// The whole batch as one segment on the GPU, whose states are wanted.
 SequenceSegment WholeBatch(const std::vector<int64_t>& cu_seqlens) {
   const at::Tensor starts = OnGpu(at::tensor(cu_seqlens, at::kLong).to(at::kInt));
-  return CutSegment(cu_seqlens, starts, 0, cu_seqlens.back());
+  SequenceSegment segment = CutSegment(cu_seqlens, starts, 0, cu_seqlens.back());
+  segment.continued = true;
+  return segment;
 }
 
 // On the device and in the type of `options`.
