@@ -141,7 +141,7 @@ v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
   const auto device_bytes = [&](const v1::Plan& candidate) {
     return AccountOf(spec, model, candidate, nodes).device_bytes;
   };
-  if (budget > 0) FitWorkspace(model, device_bytes, budget, &plan);
+  if (budget > 0) FitWorkspace(model, spec.sequence_length(), device_bytes, budget, &plan);
   if (plan.cuda_devices() && !deferred) {
     const int64_t room = HostRoomBytes(spec, limits, AccountOf(spec, model, plan, nodes)) / ranks;
     const int64_t useful = std::clamp(state_bytes / 10, kBacklogBytes, kLargestBacklogBytes);

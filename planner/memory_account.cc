@@ -148,9 +148,11 @@ int64_t MixerBackwardBytes(const ModelDescription& model, const LayerDescription
   }
   const int64_t groups = std::clamp<int64_t>(plan.partitions().attention_head_group_count(), 1,
                                              layer.attention.kv_head_count);
-  const int64_t sum = groups > 1 ? 2 * tokens * (row / act) * 4 : 0;
-  const int64_t workspace = gpu ? AttentionWorkspaceBytes(layer.attention, tokens) : 0;
-  return (tokens * token.backward + workspace) / groups + sum + result;
+  const int64_t sub_batch = plan.partitions().attention_sub_batch_tokens();
+  const int64_t at_once = sub_batch > 0 ? std::min(sub_batch, tokens) : tokens;
+  const int64_t sum = groups > 1 ? 2 * at_once * (row / act) * 4 : 0;
+  const int64_t workspace = gpu ? AttentionWorkspaceBytes(layer.attention, at_once) : 0;
+  return (at_once * token.backward + workspace) / groups + sum + result;
 }
 
 // Of the mixture's rows: the experts that each token has, and those that all tokens have.

@@ -76,6 +76,11 @@ Status CheckPlanAgainstJob(const v1::JobSpec& spec, const v1::Plan& plan) {
                                              std::to_string(plan.micro_batch_tokens()) +
                                              ", the job " + std::to_string(tokens));
   }
+  if (plan.partitions().attention_sub_batch_tokens() % spec.sequence_length() != 0) {
+    return differs("partitions.attention_sub_batch_tokens",
+                   "a sub-batch has whole sequences: a multiple of " +
+                       std::to_string(spec.sequence_length()) + " tokens");
+  }
   if (spec.optimizer().max_gradient_norm() > 0.0 &&
       plan.update_mode() != v1::UPDATE_MODE_DEFERRED) {
     return differs("update_mode", "clipping (optimizer.max_gradient_norm) needs deferred updates");

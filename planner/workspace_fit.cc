@@ -11,6 +11,7 @@ namespace {
 constexpr int64_t kSmallestMixtureChunkTokens = 2048;
 constexpr int64_t kSmallestHeadChunkTokens = 1024;
 constexpr int64_t kSmallestSegmentTokens = 4096;
+constexpr int64_t kSmallestSubBatchTokens = 4096;
 // A Gated DeltaNet segment is whole chunks of the delta rule.
 constexpr int64_t kSegmentGrain = 64;
 
@@ -37,7 +38,7 @@ bool HasDeltaNet(const ModelDescription& model) {
 }
 
 // Parts of operators: more launches, smaller products.
-std::vector<Change> Parts(const ModelDescription& model) {
+std::vector<Change> Parts(const ModelDescription& model, int64_t sequence_length) {
   std::vector<Change> changes;
   changes.push_back([](v1::Plan* plan) {
     v1::OperatorPartitions* parts = plan->mutable_partitions();
@@ -62,6 +63,13 @@ std::vector<Change> Parts(const ModelDescription& model) {
       return half > 0;
     });
   }
+  changes.push_back([sequence_length](v1::Plan* plan) {
+    v1::OperatorPartitions* parts = plan->mutable_partitions();
+    const int64_t half = Halved(parts->attention_sub_batch_tokens(), plan->micro_batch_tokens(),
+                                std::max(sequence_length, kSmallestSubBatchTokens), sequence_length);
+    if (half > 0) parts->set_attention_sub_batch_tokens(half);
+    return half > 0;
+  });
   changes.push_back([most = MostHeadGroups(model)](v1::Plan* plan) {
     v1::OperatorPartitions* parts = plan->mutable_partitions();
     const int64_t groups = std::max(1, parts->attention_head_group_count());
@@ -111,9 +119,9 @@ std::optional<v1::Plan> Best(const std::vector<Change>& changes, const v1::Plan&
 
 }  // namespace
 
-void FitWorkspace(const ModelDescription& model, const std::function<int64_t(const v1::Plan&)>& device_bytes,
-                  int64_t budget_bytes, v1::Plan* plan) {
-  for (const std::vector<Change>& changes : {Parts(model), Buffers()}) {
+void FitWorkspace(const ModelDescription& model, int64_t sequence_length,
+                  const std::function<int64_t(const v1::Plan&)>& device_bytes, int64_t budget_bytes, v1::Plan* plan) {
+  for (const std::vector<Change>& changes : {Parts(model, sequence_length), Buffers()}) {
     while (device_bytes(*plan) > budget_bytes) {
       std::optional<v1::Plan> smaller = Best(changes, *plan, device_bytes);
       if (!smaller) break;

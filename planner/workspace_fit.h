@@ -13,7 +13,7 @@
 namespace oom {
 
 // `device_bytes` is what a plan needs of the fullest device. The plan may still not fit afterwards.
-void FitWorkspace(const ModelDescription& model, const std::function<int64_t(const v1::Plan&)>& device_bytes,
-                  int64_t budget_bytes, v1::Plan* plan);
+void FitWorkspace(const ModelDescription& model, int64_t sequence_length,
+                  const std::function<int64_t(const v1::Plan&)>& device_bytes, int64_t budget_bytes, v1::Plan* plan);
 
 }  // namespace oom

@@ -8,9 +8,15 @@
 
 namespace oom {
 
-int64_t MixerParts::bytes() const {
+int64_t AttentionParts::bytes() const {
   int64_t sum = TensorBytes(output);
   for (const MixerSaved& part : heads) sum += part.bytes();
+  return sum;
+}
+
+int64_t MixerParts::bytes() const {
+  int64_t sum = 0;
+  for (const AttentionParts& part : attention) sum += part.bytes();
   for (const DeltaMixerSaved& part : segments) sum += part.bytes();
   return sum;
 }
@@ -21,9 +27,28 @@ int64_t LayerSaved::bytes() const {
   return sum;
 }
 
+namespace {
+
+// [0, tokens) in parts of `most`; with 0 in one.
+std::vector<TokenRange> PartsOf(int64_t tokens, int64_t most) {
+  std::vector<TokenRange> parts;
+  const int64_t step = most > 0 ? most : tokens;
+  for (int64_t first = 0; first < tokens; first += step) {
+    parts.push_back({.first = first, .count = std::min(step, tokens - first)});
+  }
+  return parts;
+}
+
+at::Tensor Joined(const std::vector<at::Tensor>& parts) {
+  return parts.size() == 1 ? parts.front() : at::cat(parts);
+}
+
+}  // namespace
+
 LayerProgram::LayerProgram(const ModelDescription* model, const v1::OperatorPartitions& partitions)
     : model_(model),
       head_group_count_(std::max(1, partitions.attention_head_group_count())),
+      sub_batch_tokens_(partitions.attention_sub_batch_tokens()),
       segment_tokens_(partitions.recurrent_segment_tokens()),
       mixture_chunk_tokens_(partitions.mixture_chunk_tokens()) {}
 
@@ -41,15 +66,6 @@ std::vector<HeadRange> LayerProgram::HeadGroups(const AttentionDescription& atte
   return ranges;
 }
 
-std::vector<TokenRange> LayerProgram::TokenChunks(int64_t tokens) const {
-  std::vector<TokenRange> ranges;
-  const int64_t chunk = mixture_chunk_tokens_ > 0 ? mixture_chunk_tokens_ : tokens;
-  for (int64_t first = 0; first < tokens; first += chunk) {
-    ranges.push_back({.first = first, .count = std::min(chunk, tokens - first)});
-  }
-  return ranges;
-}
-
 at::Tensor LayerProgram::ForwardMixer(int64_t layer, const LayerTensors& weights,
                                       const at::Tensor& x, const PackedBatch& batch,
                                       MixerParts* saved) const {
@@ -58,17 +74,30 @@ at::Tensor LayerProgram::ForwardMixer(int64_t layer, const LayerTensors& weights
     return ForwardDeltaNet(description, weights, x, batch,
                            saved == nullptr ? nullptr : &saved->segments);
   }
-  const std::vector<HeadRange> groups = HeadGroups(description.attention);
+  if (saved != nullptr) saved->attention.clear();
+  std::vector<at::Tensor> parts;
+  for (const TokenRange& tokens : PartsOf(x.size(0), sub_batch_tokens_)) {
+    AttentionParts* const kept = saved == nullptr ? nullptr : &saved->attention.emplace_back();
+    if (kept != nullptr) kept->tokens = tokens;
+    parts.push_back(ForwardAttention(description, weights, x.narrow(0, tokens.first, tokens.count),
+                                     PartOfBatch(batch, tokens.first, tokens.count), kept));
+  }
+  return Joined(parts);
+}
+
+at::Tensor LayerProgram::ForwardAttention(const LayerDescription& layer,
+                                          const LayerTensors& weights, const at::Tensor& x,
+                                          const PackedBatch& batch, AttentionParts* saved) const {
+  const std::vector<HeadRange> groups = HeadGroups(layer.attention);
   if (saved != nullptr) saved->heads.assign(groups.size(), {});
   if (groups.size() == 1) {
-    return MixerForward(*model_, description, weights, x, batch,
+    return MixerForward(*model_, layer, weights, x, batch,
                         saved == nullptr ? nullptr : &saved->heads.front());
   }
   at::Tensor sum;
   for (size_t g = 0; g < groups.size(); ++g) {
-    const at::Tensor part =
-        MixerForward(*model_, description, weights, x, batch,
-                     saved == nullptr ? nullptr : &saved->heads[g], groups[g]);
+    const at::Tensor part = MixerForward(*model_, layer, weights, x, batch,
+                                         saved == nullptr ? nullptr : &saved->heads[g], groups[g]);
     sum = sum.defined() ? sum.add_(part) : part;
   }
   return FinishMixer(*model_, weights, x, sum, saved == nullptr ? nullptr : &saved->output);
@@ -81,14 +110,26 @@ at::Tensor LayerProgram::BackwardMixer(int64_t layer, const LayerTensors& weight
   if (description.mixer == MixerKind::kDeltaNet) {
     return BackwardDeltaNet(description, weights, dh, saved.segments, gradients);
   }
+  std::vector<at::Tensor> parts;
+  for (const AttentionParts& part : saved.attention) {
+    const auto [first, count] = part.tokens;
+    parts.push_back(BackwardAttention(description, weights, dh.narrow(0, first, count), part,
+                                      PartOfBatch(batch, first, count), gradients));
+  }
+  return Joined(parts);
+}
+
+at::Tensor LayerProgram::BackwardAttention(const LayerDescription& layer,
+                                           const LayerTensors& weights, const at::Tensor& dh,
+                                           const AttentionParts& saved, const PackedBatch& batch,
+                                           LayerTensors* gradients) const {
   if (saved.heads.size() == 1) {
-    return MixerBackward(*model_, description, weights, dh, saved.heads.front(), batch, gradients);
+    return MixerBackward(*model_, layer, weights, dh, saved.heads.front(), batch, gradients);
   }
   const at::Tensor doutput = BeginMixerBackward(*model_, weights, dh, saved.output, gradients);
   at::Tensor sum;
   for (const MixerSaved& of_part : saved.heads) {
-    const at::Tensor part =
-        MixerBackward(*model_, description, weights, doutput, of_part, batch, gradients);
+    const at::Tensor part = MixerBackward(*model_, layer, weights, doutput, of_part, batch, gradients);
     sum = sum.defined() ? sum.add_(part) : part;
   }
   return AddResidual(dh, sum);
@@ -112,7 +153,7 @@ at::Tensor LayerProgram::ForwardDeltaNet(const LayerDescription& layer, const La
     parts.push_back(std::move(output.h_TH));
     state = std::move(output.state);
   }
-  return parts.size() == 1 ? parts.front() : at::cat(parts);
+  return Joined(parts);
 }
 
 at::Tensor LayerProgram::BackwardDeltaNet(const LayerDescription& layer,
@@ -127,14 +168,14 @@ at::Tensor LayerProgram::BackwardDeltaNet(const LayerDescription& layer,
     parts[i] = std::move(of_part.x_TH);
     dstate = std::move(of_part.state);
   }
-  return parts.size() == 1 ? parts.front() : at::cat(parts);
+  return Joined(parts);
 }
 
 at::Tensor LayerProgram::ForwardMixture(int64_t layer, const LayerTensors& weights,
                                         const at::Tensor& h, std::vector<MixtureSaved>* saved,
                                         bool replay, RouterStats* stats) const {
   const LayerDescription& description = model_->layer(layer);
-  const std::vector<TokenRange> chunks = TokenChunks(h.size(0));
+  const std::vector<TokenRange> chunks = PartsOf(h.size(0), mixture_chunk_tokens_);
   if (saved != nullptr) saved->assign(chunks.size(), {});
   std::vector<at::Tensor> parts;
   for (size_t c = 0; c < chunks.size(); ++c) {
@@ -143,7 +184,7 @@ at::Tensor LayerProgram::ForwardMixture(int64_t layer, const LayerTensors& weigh
         {.stop_at_gate_up = replay, .tokens = chunks[c], .stats = stats}));
   }
   if (replay) return {};
-  return parts.size() == 1 ? parts.front() : at::cat(parts);
+  return Joined(parts);
 }
 
 at::Tensor LayerProgram::BackwardMixture(int64_t layer, const LayerTensors& weights,
@@ -156,7 +197,7 @@ at::Tensor LayerProgram::BackwardMixture(int64_t layer, const LayerTensors& weig
   for (const MixtureSaved& part : saved) {
     parts.push_back(MixtureBackward(*model_, description, weights, dy, part, gradients, balance));
   }
-  return parts.size() == 1 ? parts.front() : at::cat(parts);
+  return Joined(parts);
 }
 
 }  // namespace oom

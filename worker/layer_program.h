@@ -1,4 +1,4 @@
-// LayerProgram runs a layer's operators in the parts that the plan asks for (attention by query-head groups,
+// LayerProgram runs a layer's operators in the parts that the plan asks for (attention by sub-batches and query-head groups,
 // Gated DeltaNet by segments, the mixture by token chunks) and keeps what their backward needs.
 // Stateless after construction; one thread (the compute stream).
 
@@ -13,15 +13,23 @@
 
 namespace oom {
 
-// What a layer's mixer keeps: of attention one a head group, of Gated DeltaNet one a segment.
-struct MixerParts {
-  std::vector<MixerSaved> heads;
-  std::vector<DeltaMixerSaved> segments;
+// Of attention over some whole sequences.
+struct AttentionParts {
+  TokenRange tokens;
+  std::vector<MixerSaved> heads;  // One a head group.
   at::Tensor output;  // What the branch norm takes, where several head groups add up to it.
 
   int64_t bytes() const;
+};
+
+// What a layer's mixer keeps: of attention one a sub-batch, of Gated DeltaNet one a segment.
+struct MixerParts {
+  std::vector<AttentionParts> attention;
+  std::vector<DeltaMixerSaved> segments;
+
+  int64_t bytes() const;
   void clear() { *this = {}; }
-  bool empty() const { return heads.empty() && segments.empty(); }
+  bool empty() const { return attention.empty() && segments.empty(); }
 };
 
 // Of one layer, between its forward or replay and its backward.
@@ -53,7 +61,10 @@ class LayerProgram {
 
  private:
   std::vector<HeadRange> HeadGroups(const AttentionDescription& attention) const;
-  std::vector<TokenRange> TokenChunks(int64_t tokens) const;
+  at::Tensor ForwardAttention(const LayerDescription& layer, const LayerTensors& weights, const at::Tensor& x,
+                              const PackedBatch& batch, AttentionParts* saved) const;
+  at::Tensor BackwardAttention(const LayerDescription& layer, const LayerTensors& weights, const at::Tensor& dh,
+                               const AttentionParts& saved, const PackedBatch& batch, LayerTensors* gradients) const;
   at::Tensor ForwardDeltaNet(const LayerDescription& layer, const LayerTensors& weights, const at::Tensor& x,
                              const PackedBatch& batch, std::vector<DeltaMixerSaved>* saved) const;
   at::Tensor BackwardDeltaNet(const LayerDescription& layer, const LayerTensors& weights, const at::Tensor& dh,
@@ -61,6 +72,7 @@ class LayerProgram {
 
   const ModelDescription* const model_;
   const int64_t head_group_count_;
+  const int64_t sub_batch_tokens_;
   const int64_t segment_tokens_;
   const int64_t mixture_chunk_tokens_;
 };

@@ -55,6 +55,10 @@ Status ValidatePlan(const ModelDescription& model, const v1::Plan& plan) {
                      "recurrent_segment_tokens must be a multiple of " +
                          std::to_string(kRecurrentChunkTokens) + ", or 0");
   }
+  if (partitions.attention_sub_batch_tokens() < 0 || partitions.mixture_chunk_tokens() < 0 ||
+      partitions.head_chunk_tokens() < 0) {
+    return PlanError("partitions", "tokens of a part must be 0 or more");
+  }
   if (plan.backlog_bytes() < 0)
     return PlanError("backlog_bytes", "backlog_bytes must be 0 or more");
   // A NUMA node of the plan is one that has optimizer threads.

@@ -27,6 +27,25 @@ PackedBatch MakePackedBatch(std::vector<int64_t> cu_seqlens) {
   return batch;
 }
 
+PackedBatch PartOfBatch(const PackedBatch& batch, int64_t first, int64_t tokens) {
+  const std::vector<int64_t>& starts = batch.cu_seqlens;
+  if (first == 0 && tokens == starts.back()) return batch;
+  // Empty documents at the borders belong to no part.
+  const auto begin = std::upper_bound(starts.begin(), starts.end(), first) - 1;
+  const auto end = std::lower_bound(starts.begin(), starts.end(), first + tokens);
+  OOM_CHECK_MSG(*begin == first && end != starts.end() && *end == first + tokens,
+                "a part of the batch has whole documents");
+  PackedBatch part;
+  part.positions = batch.positions.narrow(0, first, tokens);
+  part.document_starts =
+      batch.document_starts.narrow(0, begin - starts.begin(), end - begin + 1).sub(first);
+  for (auto start = begin; start <= end; ++start) {
+    part.cu_seqlens.push_back(*start - first);
+    if (start > begin) part.longest = std::max(part.longest, *start - *(start - 1));
+  }
+  return part;
+}
+
 int64_t MixerSaved::bytes() const {
   return TensorBytes(input_TH) + TensorBytes(query_TNr) + TensorBytes(key_TGd) +
          TensorBytes(value_TGd) + TensorBytes(attention.output_TNd) +

@@ -42,6 +42,9 @@ struct PackedBatch {
 // decrease.
 PackedBatch MakePackedBatch(std::vector<int64_t> cu_seqlens);
 
+// Tokens [first, first + tokens). REQUIRES: both ends are where documents start or end.
+PackedBatch PartOfBatch(const PackedBatch& batch, int64_t first, int64_t tokens);
+
 // A layer's weights, or their gradients in the same shapes. What the model lacks is undefined; an
 // undefined gradient is not computed where its weight only scales (norms), else it must be there.
 struct LayerTensors {

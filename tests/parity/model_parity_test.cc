@@ -58,7 +58,11 @@ TEST_P(Fp32ParityTest, LogitsLossExpertsAndGradientsEqualTransformers) {
   const std::vector<RunOptions> ways = {
       {},
       {.replay = true},
-      {.head_groups = 2, .segment_tokens = 64, .mixture_chunk_tokens = 50, .head_chunk_tokens = 33}};
+      {.head_groups = 2,
+       .sub_batch_tokens = 91,
+       .segment_tokens = 64,
+       .mixture_chunk_tokens = 50,
+       .head_chunk_tokens = 33}};
   for (size_t way = 0; way < ways.size(); ++way) {
     SCOPED_TRACE("way " + std::to_string(way));
     const RunResult run = RunModel(golden, ways[way]);
@@ -92,7 +96,10 @@ TEST_P(Fp32ParityTest, PartsByTokenGiveTheBitsOfTheWhole) {
   const GoldenCase golden = ReadGoldenCase(GetParam());
   const RunResult whole = RunModel(golden, {});
   const RunResult parts =
-      RunModel(golden, {.segment_tokens = 64, .mixture_chunk_tokens = 64, .head_chunk_tokens = 64});
+      RunModel(golden, {.sub_batch_tokens = 91,
+                                            .segment_tokens = 64,
+                                            .mixture_chunk_tokens = 64,
+                                            .head_chunk_tokens = 64});
   EXPECT_TRUE(at::equal(parts.logits_TV, whole.logits_TV));
 }
 

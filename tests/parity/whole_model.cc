@@ -14,6 +14,7 @@ namespace {
 v1::OperatorPartitions Partitions(const RunOptions& options) {
   v1::OperatorPartitions partitions;
   partitions.set_attention_head_group_count(static_cast<int32_t>(options.head_groups));
+  partitions.set_attention_sub_batch_tokens(options.sub_batch_tokens);
   partitions.set_recurrent_segment_tokens(options.segment_tokens);
   partitions.set_mixture_chunk_tokens(options.mixture_chunk_tokens);
   return partitions;

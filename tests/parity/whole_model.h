@@ -13,6 +13,7 @@ struct RunOptions {
   at::ScalarType type = at::kFloat;
   bool replay = false;
   int64_t head_groups = 1;
+  int64_t sub_batch_tokens = 0;      // 0: whole.
   int64_t segment_tokens = 0;        // 0: whole.
   int64_t mixture_chunk_tokens = 0;  // 0: whole.
   int64_t head_chunk_tokens = 1024;
