@@ -5,6 +5,7 @@
 #include <string>
 
 #include "runtime/memory/gpu_scratch.h"
+#include "runtime/ops/gpu_kernels.h"
 #include "runtime/ops/gpu_limits.h"
 
 namespace oom {
@@ -83,9 +84,9 @@ TokenBytes DeltaNetTokenBytes(const DeltaNetDescription& delta, int64_t row, boo
   const int64_t value = delta.value_width();
   TokenBytes bytes;
   bytes.saved = row + (channels + 2 * value + 2 * delta.value_head_count) * act;
-  // The convolution again and its gradient, q and k of unit length and the gradients of q, k, v,
-  // the output's.
-  bytes.backward = (5 * channels + 3 * value) * 4 + 3 * row;
+  // The convolution again and its gradient, q and k of unit length, the gradients of the output and of
+  // its gate; the gradients of q, k, v and the rule's products wide.
+  bytes.backward = (2 * channels + 4 * value) * act + (3 * channels + 2 * value) * 4;
   // On a GPU, while the rule's backward runs: the normed rows, q and k in FP16, v and the output
   // gate's gradient in BF16, the gradients of q, k, v and of the rule's output wide, beta and decay
   // with theirs. Its workspace is beside them.
@@ -155,6 +156,16 @@ int64_t MixerBackwardBytes(const ModelDescription& model, const LayerDescription
   return (at_once * token.backward + workspace) / groups + sum + result;
 }
 
+// Attention written out by blocks (runtime/ops/blocked_attention.h), which only devices without a fused kernel for it
+// need: probabilities, their gradient and a product.
+int64_t CompositeScoreBytes(const LayerDescription& layer, const v1::Plan& plan, const BatchShape& batch,
+                            bool on_gpu_kernels) {
+  if (!plan.cuda_devices() || on_gpu_kernels || layer.mixer != MixerKind::kAttention) return 0;
+  const int64_t scores =
+      batch.micro_batch_tokens() * layer.attention.query_head_count * batch.sequence_length;
+  return 3 * std::min(scores, kBlockedAttentionElements) * 4;
+}
+
 // Of the mixture's rows: the experts that each token has, and those that all tokens have.
 struct MixtureRows {
   int64_t routed = 0;
@@ -177,11 +188,11 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
   const int64_t tokens = batch.micro_batch_tokens();
   const int64_t act = float32 ? 4 : 2;
   // In FP32 a GPU runs the composite operators too.
-  const bool gpu = plan.cuda_devices() && !float32;
+  const bool kernels = plan.cuda_devices() && !float32;
   const int64_t row = model.hidden_size * act;
   const int64_t row_bytes = tokens * row;
 
-  const auto mixture_saved = [&](MixtureKind kind, int64_t chunk_tokens) {
+  const auto mixture_saved = [&](MixtureKind kind, bool gpu, int64_t chunk_tokens) {
     const MixtureRows rows = RowsOf(model, kind, chunk_tokens);
     const int64_t routed = HasExperts(kind)
                                ? rows.routed * (2 * model.expert_width * act + (gpu ? 20 : 36)) +
@@ -191,7 +202,7 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
   };
   // Backward: the rows and their gradient, the activation and its gradient, the gate/up gradient;
   // on a GPU each is freed at its last use.
-  const auto mixture_backward = [&](MixtureKind kind, int64_t chunk_tokens) {
+  const auto mixture_backward = [&](MixtureKind kind, bool gpu, int64_t chunk_tokens) {
     const MixtureRows rows = RowsOf(model, kind, chunk_tokens);
     const auto of = [&](int64_t count, int64_t width) {
       return count * (2 * model.hidden_size * act + width * (gpu ? act : 16));
@@ -215,14 +226,19 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
     const v1::LayerPlan& layer_plan = plan.layers(static_cast<int>(layer));
     const LayerDescription& description = model.layer(layer);
     const MixtureKind kind = description.mixture;
-    const TokenBytes mixer = MixerTokenBytes(model, description, row, gpu, act);
+    const bool mixer_on_gpu = kernels && GpuKernelsServeMixer(model, description);
+    const bool mixture_on_gpu = kernels && GpuKernelsServeMixture(model, description);
+    const TokenBytes mixer = MixerTokenBytes(model, description, row, mixer_on_gpu, act);
     const int64_t mixer_saved = tokens * mixer.saved;
     if (layer_plan.boundary() == v1::BOUNDARY_HOME_DEVICE && !layer_plan.retain_mixer())
       kept += row_bytes;
     if (layer_plan.retain_mixer()) kept += mixer_saved;
-    if (layer_plan.retain_mixture()) kept += mixture_saved(kind, tokens);
-    const int64_t mixer_work = mixer_saved + MixerBackwardBytes(model, description, plan, tokens, row, gpu, act);
-    const int64_t mixture_work = mixture_saved(kind, tokens) + mixture_backward(kind, chunk);
+    if (layer_plan.retain_mixture()) kept += mixture_saved(kind, mixture_on_gpu, tokens);
+    const int64_t mixer_work =
+        mixer_saved + CompositeScoreBytes(description, plan, batch, mixer_on_gpu) +
+        MixerBackwardBytes(model, description, plan, tokens, row, mixer_on_gpu, act);
+    const int64_t mixture_work = mixture_saved(kind, mixture_on_gpu, tokens) +
+                                 mixture_backward(kind, mixture_on_gpu, chunk);
     largest_layer = std::max(largest_layer, mixer_saved + mixture_work + 3 * row_bytes);
     largest_layer = std::max(largest_layer, mixer_work);
   }
@@ -231,7 +247,8 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
                                  : tokens;
   // The composite operators have log-probabilities beside the logits; beside capped ones, which are
   // wide, what their derivative is of.
-  const int64_t logit_bytes = gpu ? act : model.logit_cap == 0.0 ? 4 + act : 12;
+  const bool head_on_gpu = kernels && GpuKernelsServeHead(model);
+  const int64_t logit_bytes = head_on_gpu ? act : model.logit_cap == 0.0 ? 4 + act : 12;
   const int64_t head = head_chunk * model.vocabulary_size * logit_bytes + 4 * row_bytes;
   // The embedding's backward takes all micro-batches at once: their upstream gradients wait for it,
   // then lie in a row.

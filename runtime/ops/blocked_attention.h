@@ -11,12 +11,13 @@
 
 #include "runtime/ops/aten.h"
 #include "runtime/ops/causal_attention.h"
+#include "runtime/ops/gpu_limits.h"
 
 namespace oom {
 
 struct BlockedAttentionOptions {
   AttentionRule rule;
-  int64_t block_elements = int64_t{1} << 26;  // Scores that live at a time, at most.
+  int64_t block_elements = kBlockedAttentionElements;  // Scores that live at a time, at most.
 };
 
 // o and the log-sum-exp.

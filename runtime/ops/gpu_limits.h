@@ -11,6 +11,9 @@ namespace oom {
 // Tokens that one backward of attention takes at once, whole documents.
 inline constexpr int64_t kCudnnBackwardTokens = 32768;
 
+// Scores that attention written out by blocks has at a time (blocked_attention.h).
+inline constexpr int64_t kBlockedAttentionElements = int64_t{1} << 26;
+
 // The widest heads that cuDNN and FlashAttention take; wider ones are wide_head_attention.h's.
 inline constexpr int64_t kFusedHeadSizeMax = 256;
 

@@ -276,11 +276,6 @@ DeltaNetBatch::DeltaNetBatch(const SequenceSegment& segment)
                   OperatorStream());
 }
 
-bool CudaServesDeltaNet(const DeltaNetDescription& delta) {
-  return delta.key_head_size == kDeltaHeadSize && delta.value_head_size == kDeltaHeadSize &&
-         delta.tap_count == kConvolutionTaps;
-}
-
 GatedDeltaNetOutput CudaGatedDeltaNetForward(
     const GatedDeltaNetShape& shape, const GatedDeltaNetTensors& weights, const at::Tensor& x_TH,
     const GatedDeltaNetState& state, const DeltaNetBatch& batch, GatedDeltaNetSaved* saved) {

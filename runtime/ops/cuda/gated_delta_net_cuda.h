@@ -27,9 +27,6 @@ struct DeltaNetBatch {
   at::Tensor document_chunks;  // [D + 1] int32.
 };
 
-// Whether the kernels take layers of this kind.
-bool CudaServesDeltaNet(const DeltaNetDescription& delta);
-
 // As GatedDeltaNetForward; the states are undefined unless the segment is continued.
 GatedDeltaNetOutput CudaGatedDeltaNetForward(const GatedDeltaNetShape& shape,
                                              const GatedDeltaNetTensors& weights,

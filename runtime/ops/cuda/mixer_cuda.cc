@@ -172,12 +172,6 @@ at::Tensor NormedValue(const ModelDescription& model, const AttentionDescription
 
 }  // namespace
 
-bool CudaServesAttention(const AttentionDescription& attention) {
-  constexpr int64_t kHeadSizeMax = 512;     // Of the rotary kernels.
-  constexpr int64_t kHeadSizeMultiple = 8;  // Of every attention.
-  return attention.head_size <= kHeadSizeMax && attention.head_size % kHeadSizeMultiple == 0;
-}
-
 at::Tensor CudaMixerForward(const ModelDescription& model, const LayerDescription& layer,
                             const LayerTensors& weights, const at::Tensor& x_TH,
                             const PackedBatch& batch, MixerSaved* saved, HeadRange heads) {

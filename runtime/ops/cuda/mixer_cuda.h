@@ -7,9 +7,6 @@
 
 namespace oom {
 
-// Whether there are kernels for heads of this kind.
-bool CudaServesAttention(const AttentionDescription& attention);
-
 at::Tensor CudaMixerForward(const ModelDescription& model, const LayerDescription& layer,
                             const LayerTensors& weights, const at::Tensor& x_TH,
                             const PackedBatch& batch, MixerSaved* saved, HeadRange heads);

@@ -105,10 +105,6 @@ at::Tensor BranchesBackward(const ModelDescription& model, const LayerDescriptio
 
 }  // namespace
 
-bool CudaServesMixture(const ModelDescription& model, const LayerDescription& layer) {
-  return model.activation == Activation::kSilu && layer.mixture != MixtureKind::kRoutedAndDense;
-}
-
 at::Tensor CudaMixtureForward(const ModelDescription& model, const LayerDescription& layer,
                               const LayerTensors& weights, const at::Tensor& h_TH,
                               MixtureSaved* saved, const MixtureOptions& options) {

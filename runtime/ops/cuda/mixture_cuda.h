@@ -9,9 +9,6 @@
 
 namespace oom {
 
-// Whether there are kernels for mixtures of this kind.
-bool CudaServesMixture(const ModelDescription& model, const LayerDescription& layer);
-
 at::Tensor CudaMixtureForward(const ModelDescription& model, const LayerDescription& layer,
                               const LayerTensors& weights, const at::Tensor& h_TH,
                               MixtureSaved* saved, const MixtureOptions& options);
