@@ -70,8 +70,8 @@ TokenBytes AttentionTokenBytes(const AttentionDescription& attention, int64_t ro
   bytes.saved = row + (2 * query + gate + kept_kv) * act + attention.query_head_count * 4;
   // On a GPU: attention's operands again, their gradients and its result's. Its workspace is beside
   // them.
-  bytes.backward =
-      gpu ? (3 * query + 3 * kv + 2 * gate + normed_value) * act : (3 * query + 2 * kv + 2 * gate) * 4 + 3 * row;
+  bytes.backward = gpu ? (3 * query + 3 * kv + 2 * gate + normed_value) * act
+                       : (3 * query + 2 * kv + 2 * gate) * 4 + 3 * row;
   return bytes;
 }
 
@@ -101,7 +101,8 @@ TokenBytes MixerTokenBytes(const LayerDescription& layer, int64_t row, bool gpu,
 
 // Of attention's backward on a GPU. cuDNN sums the gradients of the query and of shared keys and
 // values in FP32 and works in parts, whose results are copied; FlashAttention takes packed
-// documents at once: the query in FP32, its heads' keys and values in BF16. Wide heads go by blocks.
+// documents at once: the query in FP32, its heads' keys and values in BF16. Wide heads go by
+// blocks.
 int64_t AttentionWorkspaceBytes(const AttentionDescription& attention, int64_t tokens) {
   if (attention.head_size > kFusedHeadSizeMax) {
     return WideHeadAttentionBackwardScratchBytes({.tokens = tokens,
@@ -200,8 +201,8 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
     if (layer_plan.retain_mixture()) kept += mixture_saved(kind, tokens);
     const int64_t mixer_work =
         mixer_saved + (gpu ? row_bytes : 0) +
-        MixerBackwardBytes(description, mixer, tokens,
-                           plan.partitions().recurrent_segment_tokens(), gpu);
+        MixerBackwardBytes(description, mixer, tokens, plan.partitions().recurrent_segment_tokens(),
+                           gpu);
     const int64_t mixture_work = mixture_saved(kind, tokens) + mixture_backward(kind, chunk);
     largest_layer = std::max(largest_layer, mixer_saved + mixture_work + 3 * row_bytes);
     largest_layer = std::max(largest_layer, mixer_work);

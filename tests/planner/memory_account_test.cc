@@ -1,5 +1,5 @@
-// Goal: what a GPU's operators work in is accounted for: Gated DeltaNet's scratch memory, by segment
-// where the plan asks for segments; wide heads' scores.
+// Goal: what a GPU's operators work in is accounted for: Gated DeltaNet's scratch memory, by
+// segment where the plan asks for segments; wide heads' scores.
 
 #include "planner/memory_account.h"
 

@@ -3,8 +3,8 @@
 // never wait for the device. Other types take the composites there, and so do, whatever the type,
 // layers that no kernel serves: Gated DeltaNet with heads other than 128 or taps other than four,
 // attention heads above 512 or of no multiple of 8, norms behind mixer and mixture, activations
-// other than SiLU, capped logits (CudaServes... beside the operators). Composites may wait. Below compute capability 9.0
-// LibTorch's grouped product itself waits for the device.
+// other than SiLU, capped logits (CudaServes... beside the operators). Composites may wait. Below
+// compute capability 9.0 LibTorch's grouped product itself waits for the device.
 
 #pragma once
 
