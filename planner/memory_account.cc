@@ -112,7 +112,8 @@ TokenBytes MixerTokenBytes(const ModelDescription& model, const LayerDescription
 
 // Of attention's backward on a GPU. cuDNN sums the gradients of the query and of shared keys and
 // values in FP32 and works in parts, whose results are copied; FlashAttention takes packed
-// documents at once: the query in FP32, its heads' keys and values in BF16. Wide heads go by blocks.
+// documents at once: the query in FP32, its heads' keys and values in BF16. Wide heads go by
+// blocks.
 int64_t AttentionWorkspaceBytes(const AttentionDescription& attention, int64_t tokens) {
   if (attention.head_size > kFusedHeadSizeMax) {
     return WideHeadAttentionBackwardScratchBytes({.tokens = tokens,

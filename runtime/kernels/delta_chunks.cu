@@ -77,8 +77,7 @@ __global__ void __launch_bounds__(kThreads) MakeDeltaChunksKernel(DeltaChunkArgu
     const int64_t start = a.cu_seqlens[document];
     const int64_t within = chunk - a.document_chunks[document];
     const int64_t first = within == 0 ? start : (start / kDeltaChunk + within) * kDeltaChunk;
-    const int64_t next =
-        min(a.cu_seqlens[document + 1], (first / kDeltaChunk + 1) * kDeltaChunk);
+    const int64_t next = min(a.cu_seqlens[document + 1], (first / kDeltaChunk + 1) * kDeltaChunk);
     a.chunks[chunk] = {.first = first,
                        .count = static_cast<int32_t>(next - first),
                        .document = static_cast<int32_t>(document)};

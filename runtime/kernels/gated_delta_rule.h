@@ -49,7 +49,7 @@ struct GatedDeltaRuleKernelInput {
   // Of delta_chunks.h.
   const DeltaChunk* chunks = nullptr;
   const int32_t* document_chunks = nullptr;
-  const __half* query_TGK = nullptr;         // Both of length 1.
+  const __half* query_TGK = nullptr;  // Both of length 1.
   const __half* key_TGK = nullptr;
   const __nv_bfloat16* value_TNV = nullptr;
   const float* log_decay_TN = nullptr;  // At most 0.

@@ -65,8 +65,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t gate_place = row * shape.gate_stride + column;
     const Packed<Element> da = Load<kWhole, kCount>(arguments.da_Rd + place, left);
     const Packed<Element> o = Load<kWhole, kCount>(arguments.o_Rd + place, left);
-    const Packed<Element> s =
-        Logistics(Load<kWhole, kCount>(arguments.gate_Rd + gate_place, left));
+    const Packed<Element> s = Logistics(Load<kWhole, kCount>(arguments.gate_Rd + gate_place, left));
     const Packed<Element> ds = Product(da, o);
     float dgate[kCount];
 #pragma unroll

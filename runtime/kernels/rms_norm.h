@@ -29,7 +29,7 @@ template <class T>
 struct RmsNormForwardArguments {
   const T* x_RH = nullptr;
   const T* residual_RH = nullptr;  // Null: none.
-  const T* weight_H = nullptr;  // Null: none.
+  const T* weight_H = nullptr;     // Null: none.
   NormScale scale = NormScale::kWeightAfterRounding;
   float epsilon = 0.0f;
   T* sum_RH = nullptr;  // With a residual only; may be x or residual.

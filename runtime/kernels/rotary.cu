@@ -145,7 +145,8 @@ __global__ void __launch_bounds__(kThreads, 3)
     const bool live = item < place.items;
     const int64_t token = place.first_token + item / place.heads;
     const int64_t head = item % place.heads;
-    Pairs<T> x = LoadPairs(place, a.x_TNd + token * a.x_token_stride + head * a.x_head_stride, live);
+    Pairs<T> x =
+        LoadPairs(place, a.x_TNd + token * a.x_token_stride + head * a.x_head_stride, live);
     const Pairs<T> dy =
         LoadPairs(place, a.dy_TNd + token * a.dy_token_stride + head * a.dy_head_stride, live);
     const Packed<T> cosine = LoadTable(place, a.cosine, token, live);
@@ -225,8 +226,7 @@ void WithLanes(const RotaryShape& shape, bool whole, const Launch& launch) {
   const int64_t size = sizeof(T);
   if (!whole || !WholeVectors(shape.rotary_size / 2 * size) ||
       !WholeVectors(shape.head_size / 2 * size)) {
-    launch(std::integral_constant<int, 32>{},
-           std::integral_constant<Layout, Layout::kElements>{});
+    launch(std::integral_constant<int, 32>{}, std::integral_constant<Layout, Layout::kElements>{});
   } else if (shape.rotary_size == shape.head_size) {
     with_layout(std::integral_constant<Layout, Layout::kFull>{});
   } else {
@@ -250,20 +250,19 @@ void Forward(const RotaryShape& shape, NormRotaryForwardArguments<T> a, bool bac
   if (shape.tokens == 0) return;
   a.x_head_stride = HeadStride(a.x_head_stride, shape);
   a.y_head_stride = HeadStride(a.y_head_stride, shape);
-  const bool whole = WholeVectors(0, a.x_TNd, a.norm_d, a.cosine, a.sine, a.y_TNd) &&
-                     WholeStrides(sizeof(T), a.x_token_stride, a.x_head_stride, a.y_token_stride,
-                                  a.y_head_stride);
+  const bool whole =
+      WholeVectors(0, a.x_TNd, a.norm_d, a.cosine, a.sine, a.y_TNd) &&
+      WholeStrides(sizeof(T), a.x_token_stride, a.x_head_stride, a.y_token_stride, a.y_head_stride);
   const bool round_first = a.scale == NormScale::kWeightAfterRounding;
   // 128 heads: two rounds of a block with eight lanes a head.
   const int64_t tokens_per_block = std::max<int64_t>(1, 128 / shape.heads);
   const auto blocks = static_cast<unsigned>(DivideUp(shape.tokens, tokens_per_block));
   WithLanes<T>(shape, whole, [&](auto lanes, auto layout) {
     const auto kernel =
-        back ? NormRotaryForwardKernel<T, lanes(), layout(), Steps::kTurnBack>
+        back                  ? NormRotaryForwardKernel<T, lanes(), layout(), Steps::kTurnBack>
         : a.norm_d == nullptr ? NormRotaryForwardKernel<T, lanes(), layout(), Steps::kTurn>
-        : round_first
-            ? NormRotaryForwardKernel<T, lanes(), layout(), Steps::kRoundedNormAndTurn>
-            : NormRotaryForwardKernel<T, lanes(), layout(), Steps::kNormAndTurn>;
+        : round_first ? NormRotaryForwardKernel<T, lanes(), layout(), Steps::kRoundedNormAndTurn>
+                      : NormRotaryForwardKernel<T, lanes(), layout(), Steps::kNormAndTurn>;
     kernel<<<blocks, kThreads, 0, stream>>>(shape, tokens_per_block, a);
   });
   CheckLaunch("NormRotaryForward");

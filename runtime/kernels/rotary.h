@@ -82,7 +82,7 @@ struct NormRotaryBackwardArguments {
   const T* dy_TNd = nullptr;
   int64_t dy_token_stride = 0;
   int64_t dy_head_stride = 0;  // 0: d, side by side.
-  const T* x_TNd = nullptr;  // As given to forward; not read without a norm.
+  const T* x_TNd = nullptr;    // As given to forward; not read without a norm.
   int64_t x_token_stride = 0;
   int64_t x_head_stride = 0;  // 0: d, side by side.
   const T* norm_d = nullptr;  // Null: no norm.
@@ -93,8 +93,8 @@ struct NormRotaryBackwardArguments {
   T* dx_TNd = nullptr;  // May be dy if the strides agree.
   int64_t dx_token_stride = 0;
   int64_t dx_head_stride = 0;  // 0: d, side by side.
-  float* dnorm_d = nullptr;  // Accumulates; null: not wanted.
-  float* scratch = nullptr;  // NormRotaryBackwardScratchBytes; null if dnorm is.
+  float* dnorm_d = nullptr;    // Accumulates; null: not wanted.
+  float* scratch = nullptr;    // NormRotaryBackwardScratchBytes; null if dnorm is.
 };
 
 int64_t NormRotaryBackwardScratchBytes(const RotaryShape& shape);

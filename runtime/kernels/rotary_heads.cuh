@@ -43,7 +43,9 @@ struct HeadPlace {
         second(first + Gap(column)),
         group(threadIdx.x / kLanes) {}
 
-  __device__ bool Turns(int of_column) const { return kLayout == Layout::kFull || of_column < pairs; }
+  __device__ bool Turns(int of_column) const {
+    return kLayout == Layout::kFull || of_column < pairs;
+  }
   // Where the elements of a column lie in the head.
   __device__ int First(int of_column) const {
     return Turns(of_column) ? of_column : of_column + pairs;

@@ -94,8 +94,8 @@ void TokenGateBackward(const TokenGateShape& shape, const TokenGateBackwardArgum
                        cudaStream_t stream) {
   const unsigned blocks = BlocksOf(shape);
   if (blocks == 0) return;
-  const bool whole = WholeVectors(shape.width * sizeof(Element), arguments.dy_TH, arguments.f_TH,
-                                  arguments.df_TH);
+  const bool whole =
+      WholeVectors(shape.width * sizeof(Element), arguments.dy_TH, arguments.f_TH, arguments.df_TH);
   const auto kernel = whole ? TokenGateBackwardKernel<true> : TokenGateBackwardKernel<false>;
   kernel<<<blocks, kThreads, 0, stream>>>(shape, arguments);
   CheckLaunch("TokenGateBackward");

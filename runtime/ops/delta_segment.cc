@@ -3,7 +3,8 @@
 namespace oom {
 namespace {
 
-// One document's row among those of `count` documents that carry nothing; undefined stays undefined.
+// One document's row among those of `count` documents that carry nothing; undefined stays
+// undefined.
 at::Tensor Among(const at::Tensor& row, int64_t document, int64_t count) {
   if (!row.defined() || count == 1) return row;
   std::vector<int64_t> sizes = row.sizes().vec();

@@ -69,12 +69,12 @@ inline int64_t WideHeadAttentionBackwardScratchBytes(const WideHeadAttentionShap
 }
 
 // Of the gated delta rule's backward (kernels/gated_delta_rule_stages.h), at most: for every chunk
-// of 64 tokens and value head four squares, five tiles of tokens, of which one is dO's, and two
+// of 64 tokens and value head three squares, five tiles of tokens, of which one is dO's, and two
 // states in FP16, six rows of FP32; each array is rounded up a little.
 inline int64_t GatedDeltaRuleBackwardBytes(int64_t chunks, int64_t value_heads) {
   constexpr int64_t kChunk = 64, kHead = 128, kArrays = 13, kAlignment = 256;
-  constexpr int64_t kTile = (3 * kChunk * kChunk + 5 * kChunk * kHead + 2 * kHead * kHead) * 2 +
-                            6 * kChunk * 4;
+  constexpr int64_t kTile =
+      (3 * kChunk * kChunk + 5 * kChunk * kHead + 2 * kHead * kHead) * 2 + 6 * kChunk * 4;
   return chunks * value_heads * kTile + kArrays * kAlignment;
 }
 

@@ -1,5 +1,5 @@
-// Goal: what a GPU's operators work in is accounted for: Gated DeltaNet's scratch memory, by segment
-// where the plan asks for segments; wide heads' scores.
+// Goal: what a GPU's operators work in is accounted for: Gated DeltaNet's scratch memory, by
+// segment where the plan asks for segments; wide heads' scores.
 
 #include "planner/memory_account.h"
 
@@ -37,22 +37,26 @@ TEST(OperatorBytes, SegmentsOfGatedDeltaNetTakeLessOfAGpu) {
   EXPECT_GT(whole - halves, scratch / 2);
 }
 
-TEST(OperatorBytes, WideHeadsHaveTheirScores) {
+TEST(OperatorBytes, WideHeadsTakeTheirBlocksInPlaceOfCudnnsSums) {
   const auto read = ReadHfConfig(OOM_SOURCE_DIR "/geometries/qwen3-30b-a3b/config.json");
   ASSERT_TRUE(read.ok()) << read.status().ToString();
-  ModelDescription model = *read;
-  for (LayerDescription& layer : model.layers) {
-    layer.attention.head_size = 512;
-    layer.attention.query_head_count = 8;
-    layer.attention.kv_head_count = 1;
-  }
-  const int64_t wide = OperatorBytes(model, GpuPlan(model), kBatch, /*float32=*/false);
-  EXPECT_GT(wide, WideHeadAttentionBackwardScratchBytes({.tokens = kBatch.micro_batch_tokens(),
-                                                         .query_heads = 8,
-                                                         .kv_heads = 1,
-                                                         .head_size = 512}));
-  // The same width in heads that one kernel takes at once.
-  EXPECT_NE(wide, OperatorBytes(*read, GpuPlan(*read), kBatch, /*float32=*/false));
+  // The same widths in other heads.
+  const auto bytes_with = [&](int64_t query_heads, int64_t kv_heads, int64_t head_size) {
+    ModelDescription model = *read;
+    for (LayerDescription& layer : model.layers) {
+      layer.attention.query_head_count = query_heads;
+      layer.attention.kv_head_count = kv_heads;
+      layer.attention.head_size = head_size;
+    }
+    return OperatorBytes(model, GpuPlan(model), kBatch, /*float32=*/false);
+  };
+  const int64_t tokens = kBatch.micro_batch_tokens();
+  ASSERT_EQ(tokens, kCudnnBackwardTokens);
+  const int64_t sums = tokens * 4096 * 12;
+  const int64_t blocks = WideHeadAttentionBackwardScratchBytes(
+      {.tokens = tokens, .query_heads = 8, .kv_heads = 1, .head_size = 512});
+  const int64_t logsumexp = tokens * (16 - 8) * 4;
+  EXPECT_EQ(bytes_with(16, 2, 256) - bytes_with(8, 1, 512), sums - blocks + logsumexp);
 }
 
 }  // namespace

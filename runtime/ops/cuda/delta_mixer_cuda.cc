@@ -39,10 +39,9 @@ DeltaMixerGradients CudaDeltaMixerBackward(const ModelDescription& model,
   const at::Tensor dh = dh_TH.narrow(0, segment.first, segment.tokens());
   GatedDeltaNetSaved core = saved.core;
   core.input_TH = NormForward(saved.input_TH, weights.input_norm, model.norm);
-  const GatedDeltaNetGradients of_core =
-      CudaGatedDeltaNetBackward(DeltaNetShapeOf(model, layer.delta_net), weights.delta_net, dh,
-                                StateGradientsAfter(segment, dstate), core, DeltaNetBatch(segment),
-                                &gradients->delta_net);
+  const GatedDeltaNetGradients of_core = CudaGatedDeltaNetBackward(
+      DeltaNetShapeOf(model, layer.delta_net), weights.delta_net, dh,
+      StateGradientsAfter(segment, dstate), core, DeltaNetBatch(segment), &gradients->delta_net);
   core.input_TH.reset();
   DeltaMixerGradients result;
   result.state = StateGradientBefore(segment, of_core.state);

@@ -1,4 +1,5 @@
-// The mixer of delta_mixer.h on the GPU: the core of gated_delta_net_cuda.h between norms of its own.
+// The mixer of delta_mixer.h on the GPU: the core of gated_delta_net_cuda.h between norms of its
+// own.
 
 #pragma once
 

@@ -54,8 +54,7 @@ class HeadRotation {
 
   // [T, N, d], of the rows' heads.
   at::Tensor Forward(const at::Tensor& x_TNr, const at::Tensor& norm_d) const {
-    const at::Tensor y_TNd =
-        at::empty({x_TNr.size(0), x_TNr.size(1), head_size_}, x_TNr.options());
+    const at::Tensor y_TNd = at::empty({x_TNr.size(0), x_TNr.size(1), head_size_}, x_TNr.options());
     const HeadRows x(x_TNr), y(y_TNd);
     NormRotaryForward(
         Shape(x_TNr),
@@ -124,9 +123,8 @@ class HeadRotation {
 };
 
 OutputGateShape GateShape(const HeadSlice& slice, int64_t tokens) {
-  return {.rows = tokens * slice.query_heads,
-          .width = slice.head_size,
-          .gate_stride = slice.head_rows};
+  return {
+      .rows = tokens * slice.query_heads, .width = slice.head_size, .gate_stride = slice.head_rows};
 }
 
 // Behind the head in rows of [query | gate].
@@ -232,15 +230,14 @@ at::Tensor CudaMixerBackward(const ModelDescription& model, const LayerDescripti
       rotation.Forward(saved.key_TGd, weights.key_norm), NormedValue(model, shape, saved.value_TGd),
       saved.attention, batch, RuleOf(shape));
   if (!slice.gated()) dquery_TNr = attention.query_TNd;
-  rotation.Backward(attention.query_TNd, saved.query_TNr, weights.query_norm,
-                    gradients->query_norm, dquery_TNr);
+  rotation.Backward(attention.query_TNd, saved.query_TNr, weights.query_norm, gradients->query_norm,
+                    dquery_TNr);
   rotation.Backward(attention.key_TGd, saved.key_TGd, weights.key_norm, gradients->key_norm,
                     attention.key_TGd);
   if (shape.value_norm) {
-    NormBackward({.dy_RH = ByHead(attention.value_TGd),
-                  .x_RH = ByHead(saved.value_TGd),
-                  .rule = model.norm},
-                 ByHead(attention.value_TGd));
+    NormBackward(
+        {.dy_RH = ByHead(attention.value_TGd), .x_RH = ByHead(saved.value_TGd), .rule = model.norm},
+        ByHead(attention.value_TGd));
   }
   const at::Tensor dquery = dquery_TNr.view({tokens, slice.query_heads * slice.head_rows});
   at::Tensor dkey = attention.key_TGd.view({tokens, slice.kv_width()});

@@ -128,9 +128,9 @@ at::Tensor CudaMixtureForward(const ModelDescription& model, const LayerDescript
   }
   at::Tensor y_TH;
   if (!options.stop_at_gate_up && routed) {
-    y_TH = CudaExpertsDown(
-        model, kept, weights.down,
-        shared ? SharedDown(weights, kept.shared, kept.input_TH) : kept.input_TH);
+    y_TH =
+        CudaExpertsDown(model, kept, weights.down,
+                        shared ? SharedDown(weights, kept.shared, kept.input_TH) : kept.input_TH);
   } else if (!options.stop_at_gate_up) {
     y_TH = at::addmm(kept.input_TH, Activated(kept.gate_up_RF), weights.down.t());
   }
@@ -144,8 +144,8 @@ at::Tensor CudaMixtureBackward(const ModelDescription& model, const LayerDescrip
                                const LoadBalanceTerm& balance) {
   const at::Tensor dy_rows = Rows(dy_TH, saved.tokens);
   at::Tensor normed_TH = NormForward(saved.input_TH, weights.post_norm, model.norm);
-  const at::Tensor dnormed_TH = BranchesBackward(model, layer, weights, dy_rows, normed_TH, saved,
-                                                 balance, gradients);
+  const at::Tensor dnormed_TH =
+      BranchesBackward(model, layer, weights, dy_rows, normed_TH, saved, balance, gradients);
   normed_TH.reset();
   at::Tensor dh_TH = at::empty_like(dy_rows);
   NormBackward({.dy_RH = dnormed_TH,

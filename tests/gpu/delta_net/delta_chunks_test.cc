@@ -1,5 +1,5 @@
-// Goal: the lists of a segment's documents and chunks that the device makes are those made plainly on
-// the host: for whole batches and segments, empty documents, more documents than threads.
+// Goal: the lists of a segment's documents and chunks that the device makes are those made plainly
+// on the host: for whole batches and segments, empty documents, more documents than threads.
 
 #include "runtime/kernels/delta_chunks.h"
 
@@ -24,8 +24,8 @@ std::vector<int64_t> Documents(int count) {
 }
 
 void ExpectTheHostsLists(const std::vector<int64_t>& batch, int64_t first, int64_t end) {
-  SCOPED_TRACE(::testing::Message() << batch.size() - 1 << " documents, tokens " << first << " to "
-                                    << end);
+  SCOPED_TRACE(::testing::Message()
+               << batch.size() - 1 << " documents, tokens " << first << " to " << end);
   const SequenceSegment segment =
       CutSegment(batch, OnGpu(at::tensor(batch, at::kLong).to(at::kInt)), first, end);
   const DeltaNetBatch lists(segment);

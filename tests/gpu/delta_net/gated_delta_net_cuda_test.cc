@@ -141,9 +141,9 @@ TEST(GatedDeltaNetCudaDeathTest, HeadsThatAreNotOf128AreRefused) {
   GatedDeltaNetTensors weights = RandomDeltaNet(shape, kHidden, kTaps, 10, at::kBFloat16);
   for (const auto& [name, field] : DeltaNetFields()) weights.*field = OnGpu(weights.*field);
   const at::Tensor x = OnGpu(Random({8, kHidden}, 1, at::kBFloat16));
-  EXPECT_DEATH(CudaGatedDeltaNetForward(shape, weights, x, {}, DeltaNetBatch(WholeBatch({0, 8})),
-                                        nullptr),
-               "heads of 128");
+  EXPECT_DEATH(
+      CudaGatedDeltaNetForward(shape, weights, x, {}, DeltaNetBatch(WholeBatch({0, 8})), nullptr),
+      "heads of 128");
 }
 
 }  // namespace

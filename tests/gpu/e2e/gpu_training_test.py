@@ -106,6 +106,10 @@ class Plans(GpuTest):
     def test_accumulation(self):
         self.compare("bfloat16", accumulation=4)
 
+    def test_layers_that_no_kernel_serves(self):
+        # Gated DeltaNet with heads of 16 and 24: the composite operators, in between others' kernels.
+        self.compare("bfloat16", family="qwen3_5_moe")
+
     def test_clipping(self):
         self.compare("bfloat16", optimizer={"learning_rate": 1e-3, "max_gradient_norm": 0.05})
 

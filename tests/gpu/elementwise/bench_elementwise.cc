@@ -263,9 +263,8 @@ void BenchGatedQuery(int64_t heads) {
                        nullptr);
   });
   const OutputGateShape gate{.rows = kTokens * heads, .width = kSize, .gate_stride = 2 * kSize};
-  Report("output gate forward", dimensions, 6 * elements, [&] {
-    OutputGateForward(gate, dy.get(), rows.get() + kSize, y.get(), nullptr);
-  });
+  Report("output gate forward", dimensions, 6 * elements,
+         [&] { OutputGateForward(gate, dy.get(), rows.get() + kSize, y.get(), nullptr); });
   const DeviceArray<Narrow> dattention(elements);
   const auto attention = RandomArray<Narrow>(elements);
   Report("output gate backward", dimensions, 12 * elements, [&] {

@@ -1,6 +1,6 @@
 // Goal: the kernels are the gate behind attention (runtime/ops/attention) and that of the shared
-// expert (runtime/ops/shared_expert). Method: the composite's operators on the same CUDA tensors, in
-// BF16 and in FP64; gates lie behind other columns.
+// expert (runtime/ops/shared_expert). Method: the composite's operators on the same CUDA tensors,
+// in BF16 and in FP64; gates lie behind other columns.
 
 #include "runtime/kernels/output_gate.h"
 #include "runtime/kernels/token_gate.h"
@@ -16,8 +16,8 @@ struct Rows {
   int64_t rows;
   int64_t width;
 };
-const std::vector<Rows> kRows = {{0, 256},  {1, 256},  {3001, 256}, {70, 128}, {65, 512}, {9, 16},
-                                 {33, 100}, {5, 7},    {4, 5000},   {257, 2048}};
+const std::vector<Rows> kRows = {{0, 256}, {1, 256},  {3001, 256}, {70, 128}, {65, 512},
+                                 {9, 16},  {33, 100}, {5, 7},      {4, 5000}, {257, 2048}};
 
 // Also far out on both sides, where exponentials overflow and vanish.
 at::Tensor Logits(at::IntArrayRef sizes, uint64_t seed) {
@@ -44,7 +44,8 @@ TEST(OutputGateKernelTest, ForwardAndBackwardAreTheComposite) {
     const at::Tensor da = Random({shape.rows, shape.width}, 3, at::kBFloat16);
     const OutputGateShape kernel_shape{
         .rows = shape.rows, .width = shape.width, .gate_stride = 2 * shape.width};
-    const at::Tensor a = Unwritten(o.sizes(), at::kBFloat16), a_again = Unwritten(o.sizes(), at::kBFloat16);
+    const at::Tensor a = Unwritten(o.sizes(), at::kBFloat16),
+                     a_again = Unwritten(o.sizes(), at::kBFloat16);
     const at::Tensor dboth = Random(both.sizes(), 4, at::kBFloat16);
     const at::Tensor dquery = dboth.narrow(1, 0, shape.width).clone();
     const at::Tensor dgate = dboth.narrow(1, shape.width, shape.width);

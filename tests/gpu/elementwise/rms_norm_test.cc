@@ -145,9 +145,9 @@ TYPED_TEST(RmsNormKernelTest, SumWithAResidualIsRoundedOnceAndThenNormed) {
 template <class T, class Dy, class Dx>
 void ExpectBackwardIsTheComposite(const Rows& shape, bool with_residual,
                                   const Scaling& scaling = kScalings.front()) {
-  SCOPED_TRACE(::testing::Message() << shape.rows << " rows of " << shape.width << ", dy "
-                                    << sizeof(Dy) << " bytes, dx " << sizeof(Dx) << ", "
-                                    << scaling.name);
+  SCOPED_TRACE(::testing::Message()
+               << shape.rows << " rows of " << shape.width << ", dy " << sizeof(Dy) << " bytes, dx "
+               << sizeof(Dx) << ", " << scaling.name);
   const at::Tensor x = Input<T>(shape, 4);
   const at::Tensor weight = scaling.weighted ? Weight<T>(shape.width) : at::Tensor();
   const at::Tensor dy = Random({shape.rows, shape.width}, 5, ScalarTypeOf<Dy>());

@@ -62,8 +62,8 @@ class DeltaRun {
     std::vector<at::Tensor> h;
     GatedDeltaNetState state;
     for (size_t i = 0; i < segments_.size(); ++i) {
-      DeltaMixerOutput output = DeltaMixerForward(model_, model_.layer(0), weights_, x_,
-                                                  segments_[i], state, &saved[i]);
+      DeltaMixerOutput output =
+          DeltaMixerForward(model_, model_.layer(0), weights_, x_, segments_[i], state, &saved[i]);
       h.push_back(output.h_TH);
       state = output.state;
     }
@@ -89,8 +89,8 @@ class DeltaRun {
     std::vector<at::Tensor> dx(saved.size());
     GatedDeltaNetState dstate;
     for (size_t i = saved.size(); i-- > 0;) {
-      DeltaMixerGradients of_part = DeltaMixerBackward(model_, model_.layer(0), weights_, dh,
-                                                       dstate, saved[i], gradients);
+      DeltaMixerGradients of_part =
+          DeltaMixerBackward(model_, model_.layer(0), weights_, dh, dstate, saved[i], gradients);
       dx[i] = of_part.x_TH;
       dstate = of_part.state;
     }

@@ -1,6 +1,6 @@
-// Goal: the GPU's mixture, routed, dense and with a shared expert, is as near to FP64 as the composite in BF16: forward
-// and both of two backwards whose gradients accumulate, whole and by token chunk, with the
-// load-balancing loss; experts without tokens are not touched.
+// Goal: the GPU's mixture, routed, dense and with a shared expert, is as near to FP64 as the
+// composite in BF16: forward and both of two backwards whose gradients accumulate, whole and by
+// token chunk, with the load-balancing loss; experts without tokens are not touched.
 
 #include <gtest/gtest.h>
 
@@ -68,8 +68,8 @@ void Compare(const std::string& name, const MixtureCase& c) {
   comparison.Add("dh", gpu.dh, composite.dh, exact.dh);
   comparison.Add("second dh", gpu.second_dh, composite.second_dh, exact.second_dh);
   const std::vector<at::Tensor LayerTensors::*> fields = {
-      &LayerTensors::post_norm,      &LayerTensors::router,      &LayerTensors::gate_up,
-      &LayerTensors::down,           &LayerTensors::shared_gate, &LayerTensors::shared_gate_up,
+      &LayerTensors::post_norm,  &LayerTensors::router,      &LayerTensors::gate_up,
+      &LayerTensors::down,       &LayerTensors::shared_gate, &LayerTensors::shared_gate_up,
       &LayerTensors::shared_down};
   const std::vector<std::string> names = {"dpost_norm",   "drouter",         "dgate_up",    "ddown",
                                           "dshared_gate", "dshared_gate_up", "dshared_down"};
