@@ -16,6 +16,7 @@ namespace {
 using testing::IsError;
 using testing::Multimodal;
 using testing::TinyGemmaConfig;
+using testing::TinyQwen35Config;
 using testing::TinyMixtralConfig;
 using testing::TinyQwenConfig;
 using testing::WithKey;
@@ -137,6 +138,69 @@ TEST(HfConfig, ReadsYarnAsTransformersDoes) {
 }
 
 // Goal: the published 26B-A4B (models reference, section 5), layer by layer.
+TEST(HfConfig, ReadsQwen35sTwoKindsOfLayers) {
+  const auto model = Parse(TinyQwen35Config());
+  ASSERT_TRUE(model.ok()) << model.status().ToString();
+  EXPECT_EQ(model->family, Family::kQwen35Moe);
+  EXPECT_EQ(model->norm.scale, NormScale::kOnePlusWeight);
+  EXPECT_EQ(model->shared_width, 10);
+  EXPECT_TRUE(model->renormalize_top_k);
+  ASSERT_EQ(model->layer_count(), 4);
+  for (int64_t layer = 0; layer < 4; ++layer) {
+    EXPECT_EQ(model->layer(layer).mixture, MixtureKind::kRoutedAndShared);
+    EXPECT_EQ(model->layer(layer).mixer,
+              layer == 3 ? MixerKind::kAttention : MixerKind::kDeltaNet);
+  }
+  EXPECT_EQ(model->layer(0).delta_net.channel_count(), 2 * 2 * 8 + 4 * 6);
+  EXPECT_EQ(model->layer(0).delta_net.tap_count, 4);
+  const AttentionDescription& attention = model->layer(3).attention;
+  EXPECT_TRUE(attention.output_gate);
+  EXPECT_TRUE(attention.query_key_norm);
+  EXPECT_EQ(attention.rotary, (RotaryRule{.theta = 1e7, .size = 4, .pair_count = 2}));
+
+  const auto listed =
+      Parse(WithKey(TinyQwen35Config(), "layer_types",
+                    R"(["full_attention", "linear_attention", "full_attention", "linear_attention"])"));
+  ASSERT_TRUE(listed.ok()) << listed.status().ToString();
+  EXPECT_EQ(listed->layer(0).mixer, MixerKind::kAttention);
+  EXPECT_EQ(listed->layer(3).mixer, MixerKind::kDeltaNet);
+  // As the multimodal files have it, with keys of both; the text's alone decide.
+  const std::string nested = R"({"architectures": ["Qwen3_5MoeForConditionalGeneration"],
+      "model_type": "qwen3_5_moe", "image_token_id": 90, "vision_config": {"depth": 1},
+      "text_config": )" + WithKey(TinyQwen35Config(), "architectures", "") + "}";
+  const auto multimodal = Parse(nested);
+  ASSERT_TRUE(multimodal.ok()) << multimodal.status().ToString();
+  EXPECT_EQ(*multimodal, *model);
+}
+
+TEST(HfConfig, RefusesByNameTheQwen35sThatTrainingDoesNotImplement) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"attn_output_gate", "false"},
+      {"output_gate_type", "\"tanh\""},
+      {"linear_num_value_heads", "3"},
+      {"layer_types", R"(["linear_attention", "full_attention"])"},
+      {"layer_types",
+       R"(["sliding_attention", "full_attention", "full_attention", "full_attention"])"},
+      {"mlp_only_layers", "[1]"},
+      {"decoder_sparse_step", "2"},
+      {"norm_topk_prob", "false"},
+      {"mamba_ssm_dtype", "\"bfloat16\""},
+      {"shared_expert_intermediate_size", ""},
+      {"attention_bias", "true"},
+      {"rope_parameters", R"({"rope_type": "longrope", "rope_theta": 1e7})"},
+      {"rope_parameters", R"({"rope_type": "default", "partial_rotary_factor": 0.1})"},
+      {"linear_attention_variant", "\"kimi\""},
+  };
+  for (const auto& [key, value] : cases) {
+    const std::string named = std::string_view(value).find("partial") != std::string_view::npos
+                                  ? "partial_rotary_factor"
+                                  : key;
+    EXPECT_TRUE(IsError(Parse(WithKey(TinyQwen35Config(), key, value)), Code::kInvalidArgument,
+                        {"m/config.json", named}))
+        << key << " " << value;
+  }
+}
+
 TEST(HfConfig, ReadsGemma4sTwoKindsOfLayers) {
   const auto model = ReadHfConfig(OOM_SOURCE_DIR "/geometries/gemma4-26b-a4b");
   ASSERT_TRUE(model.ok()) << model.status().ToString();

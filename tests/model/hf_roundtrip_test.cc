@@ -30,6 +30,7 @@ using testing::SameBits;
 using testing::TempDirectory;
 using testing::TinyGemmaConfig;
 using testing::TinyMixtralConfig;
+using testing::TinyQwen35Config;
 using testing::TinyQwenConfig;
 using testing::WithKey;
 using testing::WriteCheckpoint;
@@ -112,6 +113,45 @@ TEST(HfRoundTrip, GemmaKeepsEveryByteInBothOfItsLayouts) {
       EXPECT_EQ(ReadTree(from), ReadTree(directory / "out")) << multimodal << shard_count;
     }
   }
+}
+
+// Goal: Qwen3.5 in the published layout, as its text-only class saves it, and with experts one by one under both
+// prefixes.
+TEST(HfRoundTrip, Qwen35KeepsEveryByteInEachOfItsLayouts) {
+  const ModelDescription model = Parse(TinyQwen35Config());
+  for (const std::string prefix : {"model.", "model.language_model."}) {
+    for (const bool packed : {true, false}) {
+      TempDirectory directory;
+      const std::string from = directory / "in";
+      std::vector<RawTensor> tensors = RandomTensors(
+          model, TensorType::kBF16, 29, {.prefix = prefix, .packed_experts = packed});
+      EXPECT_NE(FindTensor(tensors, prefix + "layers.0.linear_attn.A_log"), nullptr);
+      EXPECT_NE(FindTensor(tensors, prefix + "layers.3.self_attn.q_proj.weight"), nullptr);
+      EXPECT_EQ(FindTensor(tensors, prefix + "layers.3.mlp.experts.gate_up_proj") != nullptr, packed);
+      tensors.push_back({"model.visual.patch_embed.proj.bias", TensorType::kF32, {1}, "abcd"});
+      tensors.push_back({"mtp.fc.weight", TensorType::kBF16, {2, 1}, "efgh"});
+      WriteCheckpoint(from, TinyQwen35Config(), tensors, 2);
+      const Status copied = CopyModel(from, directory / "out");
+      ASSERT_TRUE(copied.ok()) << copied.ToString();
+      EXPECT_EQ(ReadTree(from), ReadTree(directory / "out")) << prefix << packed;
+    }
+  }
+}
+
+// Goal: one message says how many tensors do not fit, and names the first ten.
+TEST(HfSource, ListsTheFirstTensorsThatDoNotFitAndTheirNumber) {
+  TempDirectory directory;
+  std::vector<RawTensor> tensors = RandomTensors(Parse(TinyQwen35Config()), TensorType::kBF16, 29);
+  std::erase_if(tensors, [](const RawTensor& tensor) {
+    return tensor.name.find("linear_attn") != std::string::npos;
+  });
+  tensors.push_back({"model.layers.0.extra.weight", TensorType::kBF16, {1}, "ab"});
+  WriteCheckpoint(directory / "in", TinyQwen35Config(), tensors, 1);
+  const auto source = OpenSource(directory / "in");
+  // Nine of each of three layers, and one that is too much.
+  EXPECT_TRUE(IsError(source, Code::kInvalidArgument,
+                      {"28 tensors", "model.layers.0.linear_attn.in_proj_qkv.weight", "is missing",
+                       "and 18 more"}));
 }
 
 TEST(HfSource, RefusesGemmaTensorsOfNoKnownTower) {

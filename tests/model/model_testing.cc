@@ -70,6 +70,20 @@ std::string TinyMixtralConfig() {
     "max_position_embeddings": 64, "dtype": "bfloat16"})";
 }
 
+std::string TinyQwen35Config() {
+  return R"({"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text",
+    "hidden_size": 24, "num_hidden_layers": 4, "vocab_size": 97, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 6, "linear_conv_kernel_dim": 4,
+    "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 10, "hidden_act": "silu", "attention_bias": false,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0,
+                        "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0],
+                        "mrope_interleaved": true},
+    "rms_norm_eps": 1e-06, "max_position_embeddings": 64, "dtype": "bfloat16",
+    "tie_word_embeddings": false})";
+}
+
 std::string TinyGemmaConfig() {
   return R"({"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_size": 24,
     "num_hidden_layers": 6, "vocab_size": 97, "num_attention_heads": 4, "num_key_value_heads": 2,

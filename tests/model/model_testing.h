@@ -43,6 +43,8 @@ bool SameBits(std::span<const float> a, std::span<const float> b);
 // window.
 std::string TinyQwenConfig();
 std::string TinyMixtralConfig();
+// Qwen3.5, text alone: Gated DeltaNet in the first three of four layers.
+std::string TinyQwen35Config();
 // Gemma 4, text alone: six layers of which the last is global, keys for values there.
 std::string TinyGemmaConfig();
 // The same as the published files have it: within `text_config`, beside an image tower's.
