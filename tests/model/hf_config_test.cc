@@ -16,8 +16,8 @@ namespace {
 using testing::IsError;
 using testing::Multimodal;
 using testing::TinyGemmaConfig;
-using testing::TinyQwen35Config;
 using testing::TinyMixtralConfig;
+using testing::TinyQwen35Config;
 using testing::TinyQwenConfig;
 using testing::WithKey;
 
@@ -86,7 +86,8 @@ TEST(HfConfig, AcceptsTheKeysOfEveryTransformersVersion) {
   EXPECT_TRUE(Parse(WithKey(base, "architectures", "")).ok());
   EXPECT_TRUE(Parse(WithKey(base, "model_type", "")).ok());
   EXPECT_EQ(Parse(WithKey(base, "head_dim", "null"))->layer(0).attention.head_size, 6);
-  EXPECT_EQ(Parse(WithKey(base, "num_key_value_heads", "null"))->layer(0).attention.kv_head_count, 4);
+  EXPECT_EQ(Parse(WithKey(base, "num_key_value_heads", "null"))->layer(0).attention.kv_head_count,
+            4);
   // A window that is not in use.
   EXPECT_EQ(Parse(WithKey(base, "sliding_window", "8"))->layer(0).attention.sliding_window, 0);
   EXPECT_FALSE(Parse(WithKey(base, "norm_topk_prob", ""))->renormalize_top_k);
@@ -148,8 +149,7 @@ TEST(HfConfig, ReadsQwen35sTwoKindsOfLayers) {
   ASSERT_EQ(model->layer_count(), 4);
   for (int64_t layer = 0; layer < 4; ++layer) {
     EXPECT_EQ(model->layer(layer).mixture, MixtureKind::kRoutedAndShared);
-    EXPECT_EQ(model->layer(layer).mixer,
-              layer == 3 ? MixerKind::kAttention : MixerKind::kDeltaNet);
+    EXPECT_EQ(model->layer(layer).mixer, layer == 3 ? MixerKind::kAttention : MixerKind::kDeltaNet);
   }
   EXPECT_EQ(model->layer(0).delta_net.channel_count(), 2 * 2 * 8 + 4 * 6);
   EXPECT_EQ(model->layer(0).delta_net.tap_count, 4);
@@ -158,16 +158,17 @@ TEST(HfConfig, ReadsQwen35sTwoKindsOfLayers) {
   EXPECT_TRUE(attention.query_key_norm);
   EXPECT_EQ(attention.rotary, (RotaryRule{.theta = 1e7, .size = 4, .pair_count = 2}));
 
-  const auto listed =
-      Parse(WithKey(TinyQwen35Config(), "layer_types",
-                    R"(["full_attention", "linear_attention", "full_attention", "linear_attention"])"));
+  const auto listed = Parse(
+      WithKey(TinyQwen35Config(), "layer_types",
+              R"(["full_attention", "linear_attention", "full_attention", "linear_attention"])"));
   ASSERT_TRUE(listed.ok()) << listed.status().ToString();
   EXPECT_EQ(listed->layer(0).mixer, MixerKind::kAttention);
   EXPECT_EQ(listed->layer(3).mixer, MixerKind::kDeltaNet);
   // As the multimodal files have it, with keys of both; the text's alone decide.
   const std::string nested = R"({"architectures": ["Qwen3_5MoeForConditionalGeneration"],
       "model_type": "qwen3_5_moe", "image_token_id": 90, "vision_config": {"depth": 1},
-      "text_config": )" + WithKey(TinyQwen35Config(), "architectures", "") + "}";
+      "text_config": )" + WithKey(TinyQwen35Config(), "architectures", "") +
+                             "}";
   const auto multimodal = Parse(nested);
   ASSERT_TRUE(multimodal.ok()) << multimodal.status().ToString();
   EXPECT_EQ(*multimodal, *model);

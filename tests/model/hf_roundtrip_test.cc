@@ -115,19 +115,20 @@ TEST(HfRoundTrip, GemmaKeepsEveryByteInBothOfItsLayouts) {
   }
 }
 
-// Goal: Qwen3.5 in the published layout, as its text-only class saves it, and with experts one by one under both
-// prefixes.
+// Goal: Qwen3.5 in the published layout, as its text-only class saves it, and with experts one by
+// one under both prefixes.
 TEST(HfRoundTrip, Qwen35KeepsEveryByteInEachOfItsLayouts) {
   const ModelDescription model = Parse(TinyQwen35Config());
   for (const std::string prefix : {"model.", "model.language_model."}) {
     for (const bool packed : {true, false}) {
       TempDirectory directory;
       const std::string from = directory / "in";
-      std::vector<RawTensor> tensors = RandomTensors(
-          model, TensorType::kBF16, 29, {.prefix = prefix, .packed_experts = packed});
+      std::vector<RawTensor> tensors =
+          RandomTensors(model, TensorType::kBF16, 29, {.prefix = prefix, .packed_experts = packed});
       EXPECT_NE(FindTensor(tensors, prefix + "layers.0.linear_attn.A_log"), nullptr);
       EXPECT_NE(FindTensor(tensors, prefix + "layers.3.self_attn.q_proj.weight"), nullptr);
-      EXPECT_EQ(FindTensor(tensors, prefix + "layers.3.mlp.experts.gate_up_proj") != nullptr, packed);
+      EXPECT_EQ(FindTensor(tensors, prefix + "layers.3.mlp.experts.gate_up_proj") != nullptr,
+                packed);
       tensors.push_back({"model.visual.patch_embed.proj.bias", TensorType::kF32, {1}, "abcd"});
       tensors.push_back({"mtp.fc.weight", TensorType::kBF16, {2, 1}, "efgh"});
       WriteCheckpoint(from, TinyQwen35Config(), tensors, 2);
@@ -267,7 +268,8 @@ TEST(HfExport, TokenizerFilesBesideABareConfigurationAreCarriedAlongAndNothingEl
   TempDirectory directory;
   fs::create_directories(directory / "model");
   const std::string config = TinyQwenConfig();
-  ASSERT_TRUE(WriteFileAtomically(directory / "model/config.json", "the text counts, not this").ok());
+  ASSERT_TRUE(
+      WriteFileAtomically(directory / "model/config.json", "the text counts, not this").ok());
   ASSERT_TRUE(WriteFileAtomically(directory / "model/tokenizer.json", "{}").ok());
   ASSERT_TRUE(WriteFileAtomically(directory / "model/notes.txt", "private").ok());
   const ModelDescription model = Parse(config);
