@@ -4,13 +4,18 @@
 # and needs no compiler.
 #
 #   deploy/package.sh FOLDER        FOLDER is replaced; build/release must be built
+#   deploy/package.sh --gpu-tests FOLDER     also FOLDER/gpu-tests: what needs a GPU to be tested, and run.sh, which runs it there
 #
 # OOM_BUILD: another build folder.
 
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-case ${1:-} in -h | --help | '') sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
-folder=$1
+gpu_tests=
+case ${1:-} in
+  -h | --help | '') sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  --gpu-tests) gpu_tests=yes; shift ;;
+esac
+folder=${1:?"--gpu-tests needs a folder"}
 build=${OOM_BUILD:-$oom_root/build/release}
 programs=(oom oomd oom-jobhost oom-worker oom-export)
 [[ ! -x $build/bin/oom-worker-cuda ]] || programs+=(oom-worker-cuda)
@@ -60,3 +65,26 @@ SCRIPT
   chmod +x "$folder/bin/$program"
 done
 say "$folder: $(du -sm "$folder" | cut -f1) MiB, ${#programs[@]} programs, ${#libraries[@]} libraries"
+
+[[ -n $gpu_tests ]] || exit 0
+tests=$folder/gpu-tests
+mkdir -p "$tests/programs"
+# A test that says "skipped" where there is no GPU is one for GPUs.
+mapfile -t names < <(ctest --test-dir "$build" --show-only=json-v1 | "$oom_python" -c '
+import json, sys
+for test in json.load(sys.stdin)["tests"]:
+    if any(p["name"] == "SKIP_RETURN_CODE" and p["value"] == 77 for p in test.get("properties", [])):
+        print(test["name"])')
+[[ ${#names[@]} != 0 ]] || fail "$build has no tests for GPUs; was it configured with nvcc there?"
+for name in "${names[@]}"; do
+  [[ -x $build/tests/$name ]] || fail "$build/tests/$name is missing; run deploy/build.sh first"
+  strip -o "$tests/programs/$name" "$build/tests/$name"
+done
+for name in "$build"/bin/bench_*; do strip -o "$tests/programs/$(basename "$name")" "$name"; done
+[[ ! -e $build/tests/liboom_api_calls.so ]] || strip -o "$tests/liboom_api_calls.so" "$build/tests/liboom_api_calls.so"
+for sources in gpu/e2e e2e parity; do
+  mkdir -p "$tests/tests/$sources"
+  cp "$oom_root/tests/$sources"/*.py "$tests/tests/$sources/"
+done
+cp "$oom_root/deploy/gpu-tests.sh" "$tests/run.sh"
+say "$tests: $(du -sm "$tests" | cut -f1) MiB, ${#names[@]} test programs"
