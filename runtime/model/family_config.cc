@@ -326,7 +326,8 @@ RotaryRule ReadGemmaRope(ConfigReader& reader, const char* kind, double default_
     partial = reader.Positive(rope, "partial_rotary_factor", partial);
   }
   // Frequencies keep the whole head's exponents; those of later pairs are 0.
-  rule.pair_count = static_cast<int64_t>(partial * static_cast<double>(head_size) / 2);
+  rule.pair_count =
+      static_cast<int64_t>(std::min(partial, 2.0) * static_cast<double>(head_size) / 2);
   if (rule.pair_count < 1 || 2 * rule.pair_count > head_size) {
     reader.Fail("rope_parameters", "turns no part of a head, or more than one");
     rule.pair_count = head_size / 2;

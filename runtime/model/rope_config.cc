@@ -127,10 +127,12 @@ RotaryRule ReadRope(ConfigReader& reader, const RopeReading& reading) {
     reader.Fail("rope_theta", "is not above 1, which YaRN needs");
   }
   if (partial != 1.0 && reading.default_partial == 1.0) {
-    reader.Fail(reader.Find(kPartial) != nullptr ? kPartial : std::string(kParameters) + "." + kPartial,
-                "is " + std::to_string(partial) + ", which training does not implement");
+    reader.Fail(
+        reader.Find(kPartial) != nullptr ? kPartial : std::string(kParameters) + "." + kPartial,
+        "is " + std::to_string(partial) + ", which training does not implement");
   }
-  rule.size = static_cast<int64_t>(static_cast<double>(reading.head_size) * partial);
+  // A part above the whole is refused below; no product of it leaves the range of sizes.
+  rule.size = static_cast<int64_t>(static_cast<double>(reading.head_size) * std::min(partial, 2.0));
   if (rule.size < 2 || rule.size % 2 != 0 || rule.size > reading.head_size) {
     reader.Fail(kPartial, "of head_dim is not an even number of elements of a head");
     rule.size = reading.head_size;

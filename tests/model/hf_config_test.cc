@@ -190,6 +190,7 @@ TEST(HfConfig, RefusesByNameTheQwen35sThatTrainingDoesNotImplement) {
       {"attention_bias", "true"},
       {"rope_parameters", R"({"rope_type": "longrope", "rope_theta": 1e7})"},
       {"rope_parameters", R"({"rope_type": "default", "partial_rotary_factor": 0.1})"},
+      {"rope_parameters", R"({"rope_type": "default", "partial_rotary_factor": 1e300})"},
       {"linear_attention_variant", "\"kimi\""},
   };
   for (const auto& [key, value] : cases) {
