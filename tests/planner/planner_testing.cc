@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -91,6 +92,23 @@ std::string ConfigText(int hidden, int layers, int vocabulary, int experts, int 
 
 NodeLimits LargeNode() {
   return {.pool_capacity_bytes = {int64_t{1} << 40, int64_t{1} << 40}, .cpu_count = 8};
+}
+
+int ResidentUnits(const v1::Plan& plan) {
+  return static_cast<int>(std::count_if(
+      plan.units().begin(), plan.units().end(),
+      [](const v1::UnitPlan& unit) { return unit.home() == v1::STATE_HOME_RESIDENT; }));
+}
+
+::testing::AssertionResult Refused(const Result<PlannedJob>& result, Code code,
+                                   const std::string& reason, const std::string& field) {
+  if (result.ok()) return ::testing::AssertionFailure() << "it was planned";
+  const Status& status = result.status();
+  if (status.code() == code && status.reason() == reason && status.field() == field) {
+    return ::testing::AssertionSuccess();
+  }
+  return ::testing::AssertionFailure()
+         << status.ToString() << ", reason " << status.reason() << ", field " << status.field();
 }
 
 }  // namespace oom::testing

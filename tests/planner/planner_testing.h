@@ -1,7 +1,9 @@
 // A tiny job on disk for the tests of the planner: config.json, a packed dataset, an output folder.
-// Single-threaded.
+// And what the tests ask of its plans. Single-threaded.
 
 #pragma once
+
+#include <gtest/gtest.h>
 
 #include <string>
 
@@ -31,5 +33,10 @@ void WriteDataset(const std::string& directory, int64_t token_count, int64_t voc
 // Of a Qwen3-MoE of this geometry.
 std::string ConfigText(int hidden, int layers, int vocabulary, int experts, int expert_width);
 NodeLimits LargeNode();
+
+int ResidentUnits(const v1::Plan& plan);
+// Whether the job was refused with exactly these.
+::testing::AssertionResult Refused(const Result<PlannedJob>& result, Code code,
+                                   const std::string& reason, const std::string& field);
 
 }  // namespace oom::testing
