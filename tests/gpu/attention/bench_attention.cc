@@ -2,49 +2,26 @@
 // elements on 2 key/value heads. One line a case and direction: the median of the runs, and over it
 // the arithmetic of the scores that exist (2 products of 2 * d FLOPs forward, 5 backward).
 
-#include <cuda_runtime_api.h>
-
-#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "runtime/base/check.h"
 #include "runtime/ops/cuda/cuda_tensors.h"
 #include "runtime/ops/cuda/wide_head_attention.h"
+#include "tests/gpu/bench_timing.h"
+#include "tests/gpu/cuda_check.h"
 
 namespace oom {
 namespace {
 
-constexpr int kRuns = 5;
 constexpr int64_t kQueryHeads = 16, kKvHeads = 2, kHeadSize = 512;
 
-void Check(cudaError_t error) { OOM_CHECK_MSG(error == cudaSuccess, cudaGetErrorString(error)); }
-
-double MedianMilliseconds(const std::function<void()>& run) {
-  cudaEvent_t start, end;
-  Check(cudaEventCreate(&start));
-  Check(cudaEventCreate(&end));
-  run();
-  std::vector<float> times(kRuns);
-  for (float& milliseconds : times) {
-    Check(cudaEventRecord(start, OperatorStream()));
-    run();
-    Check(cudaEventRecord(end, OperatorStream()));
-    Check(cudaEventSynchronize(end));
-    Check(cudaEventElapsedTime(&milliseconds, start, end));
-  }
-  Check(cudaEventDestroy(start));
-  Check(cudaEventDestroy(end));
-  std::sort(times.begin(), times.end());
-  return times[kRuns / 2];
-}
-
 void Report(const std::string& name, double flops, const std::function<void()>& run) {
-  const double milliseconds = MedianMilliseconds(run);
-  std::printf("%-44s %9.3f ms  %6.1f TFLOP/s\n", name.c_str(), milliseconds,
-              flops / milliseconds * 1e-9);
+  const double seconds =
+      testing::MedianSeconds({.stream = OperatorStream(), .warm_ups = 1, .runs = 5}, run);
+  std::printf("%-44s %9.3f ms  %6.1f TFLOP/s\n", name.c_str(), seconds * 1e3,
+              flops / seconds * 1e-12);
   std::fflush(stdout);
 }
 
@@ -79,8 +56,7 @@ void Bench(const std::string& name, const std::vector<int64_t>& lengths,
 }  // namespace oom
 
 int main() {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 77;
+  if (!oom::testing::HasGpu()) return 77;
   // As the worker has it.
   at::globalContext().setAllowBF16ReductionCuBLAS(false, /*allow_splitk=*/true);
   at::manual_seed(20261201);

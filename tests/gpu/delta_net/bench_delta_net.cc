@@ -16,37 +16,22 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/check.h"
 #include "runtime/kernels/causal_convolution.h"
 #include "runtime/kernels/delta_gates.h"
 #include "runtime/kernels/gated_delta_rule.h"
 #include "runtime/kernels/gated_delta_rule_stages.h"
 #include "runtime/kernels/gated_rms_norm.h"
+#include "tests/gpu/bench_timing.h"
+#include "tests/gpu/cuda_check.h"
 #include "tests/gpu/delta_net/delta_chunks_reference.h"
+#include "tests/gpu/device_memory.h"
 
-namespace oom {
+namespace oom::testing {
 namespace {
 
 constexpr int kKeyHeads = 16, kValueHeads = 32;
 constexpr int64_t kSize = kDeltaHeadSize;
 constexpr int64_t kChannels = (2 * kKeyHeads + kValueHeads) * kSize;
-
-void Check(cudaError_t error) { OOM_CHECK_MSG(error == cudaSuccess, cudaGetErrorString(error)); }
-
-// Device memory for the length of the program.
-template <class T>
-T* Allocate(int64_t elements) {
-  void* memory = nullptr;
-  Check(cudaMalloc(&memory, elements * sizeof(T)));
-  return static_cast<T*>(memory);
-}
-
-template <class T>
-T* Upload(const std::vector<T>& values) {
-  T* memory = Allocate<T>(static_cast<int64_t>(values.size()));
-  Check(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return memory;
-}
 
 // `elements` of T: a block of 2^20 that `make` fills again and again.
 template <class T>
@@ -59,8 +44,8 @@ T* Repeated(int64_t elements, const std::function<void(std::vector<float>*)>& ma
   const T* block = Upload(values);
   T* memory = Allocate<T>(elements);
   for (int64_t first = 0; first < elements; first += kBlock) {
-    Check(cudaMemcpy(memory + first, block, std::min(elements - first, kBlock) * sizeof(T),
-                     cudaMemcpyDeviceToDevice));
+    CheckCuda(cudaMemcpy(memory + first, block, std::min(elements - first, kBlock) * sizeof(T),
+                         cudaMemcpyDeviceToDevice));
   }
   return memory;
 }
@@ -81,46 +66,13 @@ void UnitRows(std::vector<float>* values) {
   }
 }
 
-double MedianSeconds(const std::function<void(cudaStream_t)>& run) {
-  cudaStream_t stream;
-  Check(cudaStreamCreate(&stream));
-  cudaEvent_t before, after;
-  Check(cudaEventCreate(&before));
-  Check(cudaEventCreate(&after));
-  for (int i = 0; i < 3; ++i) run(stream);
-  Check(cudaStreamSynchronize(stream));
-  // A graph leaves the launch gaps of the host out.
-  cudaGraph_t graph;
-  cudaGraphExec_t program;
-  Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  run(stream);
-  Check(cudaStreamEndCapture(stream, &graph));
-  Check(cudaGraphInstantiate(&program, graph, 0));
-  std::vector<double> seconds;
-  for (int i = 0; i < 23; ++i) {
-    Check(cudaEventRecord(before, stream));
-    Check(cudaGraphLaunch(program, stream));
-    Check(cudaEventRecord(after, stream));
-    Check(cudaStreamSynchronize(stream));
-    float milliseconds = 0.0f;
-    Check(cudaEventElapsedTime(&milliseconds, before, after));
-    if (i >= 3) seconds.push_back(milliseconds * 1e-3);
-  }
-  std::sort(seconds.begin(), seconds.end());
-  return seconds[seconds.size() / 2];
-}
-
 double copy_bytes_per_second = 0.0;
 std::string wanted;
 
 void Report(const std::string& name, double flops, double bytes,
             const std::function<void(cudaStream_t)>& run) {
-  if (name.find(wanted) == std::string::npos) {
-    run(nullptr);  // Later lines build on the results.
-    Check(cudaDeviceSynchronize());
-    return;
-  }
-  const double seconds = MedianSeconds(run);
+  if (name.find(wanted) == std::string::npos) return RunOnce(run);
+  const double seconds = MedianGraphSeconds(run);
   std::printf("%-44s %8.3f ms", name.c_str(), seconds * 1e3);
   if (flops > 0.0) std::printf(" %7.1f TFLOP/s", flops / seconds * 1e-12);
   if (bytes > 0.0) {
@@ -131,30 +83,13 @@ void Report(const std::string& name, double flops, double bytes,
   std::fflush(stdout);
 }
 
-// Not in a graph: there a copy is slower.
 void MeasureCopy() {
   constexpr int64_t kBytes = int64_t{2} << 30;
   char* from = Allocate<char>(kBytes);
-  char* to = Allocate<char>(kBytes);
-  Check(cudaMemset(from, 1, kBytes));
-  cudaEvent_t before, after;
-  Check(cudaEventCreate(&before));
-  Check(cudaEventCreate(&after));
-  std::vector<double> seconds;
-  for (int i = 0; i < 23; ++i) {
-    Check(cudaEventRecord(before));
-    Check(cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDeviceToDevice));
-    Check(cudaEventRecord(after));
-    Check(cudaEventSynchronize(after));
-    float milliseconds = 0.0f;
-    Check(cudaEventElapsedTime(&milliseconds, before, after));
-    if (i >= 3) seconds.push_back(milliseconds * 1e-3);
-  }
-  std::sort(seconds.begin(), seconds.end());
-  copy_bytes_per_second = 2.0 * kBytes / seconds[seconds.size() / 2];
+  CheckCuda(cudaMemset(from, 1, kBytes));
+  copy_bytes_per_second = CopyBytesPerSecond({.dropped_runs = 3, .runs = 20}, from, kBytes);
   std::printf("device copy of 2 GiB: %.0f GB/s, read and written\n", copy_bytes_per_second * 1e-9);
-  Check(cudaFree(from));
-  Check(cudaFree(to));
+  CheckCuda(cudaFree(from));
 }
 
 // Everything that the kernels of one batch read and write.
@@ -192,7 +127,7 @@ struct Batch {
                                       GatedDeltaRuleBackwardScratchBytes(shape)));
   }
 
-  const testing::DeltaChunks lists;
+  const DeltaChunks lists;
   const int64_t tokens;
   const int64_t documents;
   GatedDeltaRuleShape shape;
@@ -317,8 +252,7 @@ std::vector<int64_t> Documents(int64_t count, int64_t tokens) {
 
 int Main(int argc, char** argv) {
   if (argc > 1) wanted = argv[1];
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+  if (!HasGpu()) {
     std::printf("no GPU\n");
     return 77;
   }
@@ -332,6 +266,6 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace oom
+}  // namespace oom::testing
 
-int main(int argc, char** argv) { return oom::Main(argc, argv); }
+int main(int argc, char** argv) { return oom::testing::Main(argc, argv); }

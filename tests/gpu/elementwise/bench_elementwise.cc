@@ -19,6 +19,8 @@
 #include "runtime/kernels/rms_norm.h"
 #include "runtime/kernels/rotary.h"
 #include "runtime/kernels/swiglu.h"
+#include "tests/gpu/bench_timing.h"
+#include "tests/gpu/cuda_check.h"
 #include "tests/gpu/elementwise/device_array.h"
 
 namespace oom::testing {
@@ -30,32 +32,12 @@ constexpr int64_t kTokens = 32768;
 
 double copy_bytes_per_second = 0.0;
 
-double MedianSeconds(const std::function<void()>& run) {
-  constexpr int kRuns = 20;
-  cudaEvent_t begin, end;
-  CheckCuda(cudaEventCreate(&begin));
-  CheckCuda(cudaEventCreate(&end));
-  for (int i = 0; i < 3; ++i) run();
-  std::vector<double> seconds;
-  for (int i = 0; i < kRuns; ++i) {
-    float milliseconds = 0.0f;
-    CheckCuda(cudaEventRecord(begin));
-    run();
-    CheckCuda(cudaEventRecord(end));
-    CheckCuda(cudaEventSynchronize(end));
-    CheckCuda(cudaEventElapsedTime(&milliseconds, begin, end));
-    seconds.push_back(milliseconds * 1e-3);
-  }
-  CheckCuda(cudaGetLastError());
-  CheckCuda(cudaEventDestroy(begin));
-  CheckCuda(cudaEventDestroy(end));
-  std::sort(seconds.begin(), seconds.end());
-  return seconds[kRuns / 2];
-}
+constexpr TimingOptions kTiming{.warm_ups = 3, .runs = 20};
 
 void Report(const std::string& name, const std::string& shape, int64_t bytes,
             const std::function<void()>& run) {
-  const double seconds = MedianSeconds(run);
+  const double seconds = MedianSeconds(kTiming, run);
+  CheckCuda(cudaGetLastError());
   const double rate = static_cast<double>(bytes) / seconds;
   std::printf("%-34s %-24s %10.1f us %8.0f GB/s %5.1f%% of copy\n", name.c_str(), shape.c_str(),
               seconds * 1e6, rate * 1e-9, 100.0 * rate / copy_bytes_per_second);
@@ -98,10 +80,8 @@ DeviceArray<T> RandomArray(int64_t elements, float deviation = 1.0f) {
 
 void MeasureCopy() {
   constexpr int64_t kBytes = int64_t{4} << 30;
-  const DeviceArray<float> from = RandomArray<float>(kBytes / 4), to(kBytes / 4);
-  const double seconds = MedianSeconds(
-      [&] { CheckCuda(cudaMemcpyAsync(to.get(), from.get(), kBytes, cudaMemcpyDeviceToDevice)); });
-  copy_bytes_per_second = 2.0 * kBytes / seconds;
+  const DeviceArray<float> from = RandomArray<float>(kBytes / 4);
+  copy_bytes_per_second = CopyBytesPerSecond(kTiming, from.get(), kBytes);
   std::printf("copy: %.0f GB/s\n", copy_bytes_per_second * 1e-9);
 }
 
@@ -410,8 +390,7 @@ void BenchElementwise(const std::string& only) {
 
 // The first argument, if any, is the one group to time.
 int main(int argument_count, char** arguments) {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+  if (!oom::testing::HasGpu()) {
     std::puts("no CUDA device");
     return 77;
   }

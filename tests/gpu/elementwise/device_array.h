@@ -7,13 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/base/check.h"
+#include "tests/gpu/cuda_check.h"
 
 namespace oom::testing {
-
-inline void CheckCuda(cudaError_t error) {
-  OOM_CHECK_MSG(error == cudaSuccess, cudaGetErrorString(error));
-}
 
 template <class T>
 class DeviceArray {

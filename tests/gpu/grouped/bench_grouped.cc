@@ -2,9 +2,6 @@
 // gradient (rounded to bfloat16), all beside one dense bfloat16 product of the same work. One line
 // a kernel: median of the runs. Arguments: "product" or "gradient"; none: both.
 
-#include <cuda_runtime_api.h>
-
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -12,10 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/check.h"
 #include "runtime/kernels/grouped_product.h"
 #include "runtime/kernels/grouped_weight_gradient.h"
 #include "runtime/ops/aten.h"
+#include "tests/gpu/bench_timing.h"
+#include "tests/gpu/cuda_check.h"
 
 namespace oom {
 namespace {
@@ -31,28 +29,18 @@ struct Candidate {
 
 // Times the candidates in turn, so that all meet the same temperatures and clocks.
 void Compare(const std::string& shape, int runs, std::vector<Candidate> candidates) {
-  cudaEvent_t start;
-  cudaEvent_t end;
-  OOM_CHECK(cudaEventCreate(&start) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess);
+  const testing::EventTimer timer(/*stream=*/nullptr);
   constexpr int kWarmUps = 2;
   for (int i = 0; i < kWarmUps + runs; ++i) {
     for (Candidate& candidate : candidates) {
-      OOM_CHECK(cudaEventRecord(start) == cudaSuccess);
-      candidate.launch();
-      OOM_CHECK(cudaEventRecord(end) == cudaSuccess);
-      OOM_CHECK(cudaEventSynchronize(end) == cudaSuccess);
-      float milliseconds = 0.0f;
-      OOM_CHECK(cudaEventElapsedTime(&milliseconds, start, end) == cudaSuccess);
-      if (i >= kWarmUps) candidate.seconds.push_back(milliseconds * 1e-3);
+      const double seconds = timer.Seconds(candidate.launch);
+      if (i >= kWarmUps) candidate.seconds.push_back(seconds);
     }
   }
-  OOM_CHECK(cudaEventDestroy(start) == cudaSuccess && cudaEventDestroy(end) == cudaSuccess);
   std::printf("%s\n", shape.c_str());
   double dense_rate = 0.0;  // The first candidate's.
-  for (Candidate& candidate : candidates) {
-    std::vector<double>& seconds = candidate.seconds;
-    std::nth_element(seconds.begin(), seconds.begin() + runs / 2, seconds.end());
-    const double median = seconds[runs / 2];
+  for (const Candidate& candidate : candidates) {
+    const double median = testing::Median(candidate.seconds);
     const double rate = candidate.flops / median;
     if (dense_rate == 0.0) dense_rate = rate;
     std::printf("  %-26s %9.1f us %7.1f TFLOP/s %5.1f%% of dense\n", candidate.name.c_str(),
@@ -209,8 +197,7 @@ void BenchGradients() {
 }  // namespace oom
 
 int main(int argument_count, char** arguments) {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+  if (!oom::testing::HasGpu()) {
     std::puts("No GPU: skipped.");
     return 77;
   }

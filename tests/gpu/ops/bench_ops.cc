@@ -5,7 +5,6 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
-#include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -14,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/check.h"
 #include "runtime/kernels/cross_entropy.h"
 #include "runtime/ops/cuda/attention_cuda.h"
 #include "runtime/ops/cuda/cuda_operators.h"
@@ -24,44 +22,11 @@
 #include "runtime/ops/head_loss.h"
 #include "runtime/ops/layer.h"
 #include "runtime/ops/rms_norm.h"
+#include "tests/gpu/bench_timing.h"
+#include "tests/gpu/cuda_check.h"
 
 namespace oom {
 namespace {
-
-constexpr int kRuns = 7;
-
-void Check(cudaError_t error) { OOM_CHECK_MSG(error == cudaSuccess, cudaGetErrorString(error)); }
-
-class Event {
- public:
-  Event() { Check(cudaEventCreate(&event_)); }
-  ~Event() { static_cast<void>(cudaEventDestroy(event_)); }
-  Event(const Event&) = delete;
-  void Record() { Check(cudaEventRecord(event_, OperatorStream())); }
-  double MillisecondsSince(const Event& start) {
-    Check(cudaEventSynchronize(event_));
-    float milliseconds = 0.0f;
-    Check(cudaEventElapsedTime(&milliseconds, start.event_, event_));
-    return milliseconds;
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-double MedianMilliseconds(const std::function<void()>& run) {
-  for (int i = 0; i < 2; ++i) run();
-  std::vector<double> times;
-  for (int i = 0; i < kRuns; ++i) {
-    Event start, end;
-    start.Record();
-    run();
-    end.Record();
-    times.push_back(end.MillisecondsSince(start));
-  }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
 
 double AllocatedGiB(bool peak) {
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
@@ -73,9 +38,10 @@ double AllocatedGiB(bool peak) {
 void Report(const std::string& name, double flops, const std::function<void()>& run) {
   c10::cuda::CUDACachingAllocator::resetPeakStats(0);
   const double before = AllocatedGiB(/*peak=*/false);
-  const double milliseconds = MedianMilliseconds(run);
-  std::printf("%-34s %8.3f ms", name.c_str(), milliseconds);
-  if (flops > 0) std::printf("  %6.1f TFLOP/s", flops / milliseconds * 1e-9);
+  const double seconds =
+      testing::MedianSeconds({.stream = OperatorStream(), .warm_ups = 2, .runs = 7}, run);
+  std::printf("%-34s %8.3f ms", name.c_str(), seconds * 1e3);
+  if (flops > 0) std::printf("  %6.1f TFLOP/s", flops / seconds * 1e-12);
   std::printf("  %7.3f GiB at most, %7.3f before\n", AllocatedGiB(/*peak=*/true), before);
   std::fflush(stdout);
 }
@@ -320,8 +286,7 @@ void RunPieces(Bench* bench) {
 }  // namespace oom
 
 int main(int argc, char** argv) {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 77;
+  if (!oom::testing::HasGpu()) return 77;
   // As the worker has it.
   at::globalContext().setAllowBF16ReductionCuBLAS(false, /*allow_splitk=*/true);
   oom::InstallCudaOperators();

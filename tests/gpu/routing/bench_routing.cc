@@ -14,31 +14,16 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/check.h"
 #include "runtime/kernels/embedding.h"
 #include "runtime/kernels/expert_groups.h"
 #include "runtime/kernels/router.h"
 #include "runtime/kernels/token_rows.h"
+#include "tests/gpu/bench_timing.h"
+#include "tests/gpu/cuda_check.h"
+#include "tests/gpu/device_memory.h"
 
-namespace oom {
+namespace oom::testing {
 namespace {
-
-void Check(cudaError_t error) { OOM_CHECK_MSG(error == cudaSuccess, cudaGetErrorString(error)); }
-
-// Device memory for the length of the program.
-template <class T>
-T* Allocate(int64_t elements) {
-  void* memory = nullptr;
-  Check(cudaMalloc(&memory, elements * sizeof(T)));
-  return static_cast<T*>(memory);
-}
-
-template <class T>
-T* Upload(const std::vector<T>& values) {
-  T* memory = Allocate<T>(values.size());
-  Check(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return memory;
-}
 
 // Random activations: a block of 4 Mi elements again and again.
 __nv_bfloat16* RandomRows(int64_t elements) {
@@ -51,79 +36,29 @@ __nv_bfloat16* RandomRows(int64_t elements) {
   }();
   __nv_bfloat16* rows = Allocate<__nv_bfloat16>(elements);
   for (int64_t first = 0; first < elements; first += 4 << 20) {
-    Check(cudaMemcpy(rows + first, block, std::min<int64_t>(elements - first, 4 << 20) * 2,
-                     cudaMemcpyDeviceToDevice));
+    CheckCuda(cudaMemcpy(rows + first, block, std::min<int64_t>(elements - first, 4 << 20) * 2,
+                         cudaMemcpyDeviceToDevice));
   }
   return rows;
-}
-
-double MedianSeconds(const std::function<void(cudaStream_t)>& run) {
-  cudaStream_t stream;
-  Check(cudaStreamCreate(&stream));
-  cudaEvent_t before, after;
-  Check(cudaEventCreate(&before));
-  Check(cudaEventCreate(&after));
-  for (int i = 0; i < 3; ++i) run(stream);
-  Check(cudaStreamSynchronize(stream));
-  // A graph leaves the launch gaps of the host out.
-  cudaGraph_t graph;
-  cudaGraphExec_t program;
-  Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  run(stream);
-  Check(cudaStreamEndCapture(stream, &graph));
-  Check(cudaGraphInstantiate(&program, graph, 0));
-  std::vector<double> seconds;
-  for (int i = 0; i < 23; ++i) {
-    Check(cudaEventRecord(before, stream));
-    Check(cudaGraphLaunch(program, stream));
-    Check(cudaEventRecord(after, stream));
-    Check(cudaStreamSynchronize(stream));
-    float milliseconds = 0.0f;
-    Check(cudaEventElapsedTime(&milliseconds, before, after));
-    if (i >= 3) seconds.push_back(milliseconds * 1e-3);
-  }
-  std::sort(seconds.begin(), seconds.end());
-  return seconds[seconds.size() / 2];
 }
 
 double copy_bytes_per_second = 0.0;
 std::string wanted;
 
 void Report(const std::string& name, double bytes, const std::function<void(cudaStream_t)>& run) {
-  if (name.find(wanted) == std::string::npos) {
-    run(nullptr);  // Later lines build on the results.
-    Check(cudaDeviceSynchronize());
-    return;
-  }
-  const double seconds = MedianSeconds(run);
+  if (name.find(wanted) == std::string::npos) return RunOnce(run);
+  const double seconds = MedianGraphSeconds(run);
   std::printf("%-58s %9.1f us %8.0f GB/s %5.1f%% of copy\n", name.c_str(), seconds * 1e6,
               bytes / seconds * 1e-9, 100.0 * bytes / seconds / copy_bytes_per_second);
   std::fflush(stdout);
 }
 
-// Not in a graph: there the same copy reached 2.8 TB/s on an H200, and 4.3 like this.
 void MeasureCopy() {
   constexpr int64_t kBytes = int64_t{2} << 30;
-  char* from = reinterpret_cast<char*>(RandomRows(kBytes / 2));
-  char* to = Allocate<char>(kBytes);
-  cudaEvent_t before, after;
-  Check(cudaEventCreate(&before));
-  Check(cudaEventCreate(&after));
-  std::vector<double> seconds;
-  for (int i = 0; i < 23; ++i) {
-    Check(cudaEventRecord(before));
-    Check(cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDeviceToDevice));
-    Check(cudaEventRecord(after));
-    Check(cudaEventSynchronize(after));
-    float milliseconds = 0.0f;
-    Check(cudaEventElapsedTime(&milliseconds, before, after));
-    if (i >= 3) seconds.push_back(milliseconds * 1e-3);
-  }
-  std::sort(seconds.begin(), seconds.end());
-  copy_bytes_per_second = 2.0 * kBytes / seconds[seconds.size() / 2];
+  __nv_bfloat16* from = RandomRows(kBytes / 2);
+  copy_bytes_per_second = CopyBytesPerSecond({.dropped_runs = 3, .runs = 20}, from, kBytes);
   std::printf("device copy of 2 GiB: %.0f GB/s, read and written\n", copy_bytes_per_second * 1e-9);
-  Check(cudaFree(from));
-  Check(cudaFree(to));
+  CheckCuda(cudaFree(from));
 }
 
 struct Model {
@@ -179,8 +114,8 @@ void BenchMixture(const Model& model) {
   });
   int64_t* count = Allocate<int64_t>(model.experts);
   double* probability = Allocate<double>(model.experts);
-  Check(cudaMemset(count, 0, model.experts * sizeof(int64_t)));
-  Check(cudaMemset(probability, 0, model.experts * sizeof(double)));
+  CheckCuda(cudaMemset(count, 0, model.experts * sizeof(int64_t)));
+  CheckCuda(cudaMemset(probability, 0, model.experts * sizeof(double)));
   Report(label + "router stats", 8.0 * static_cast<double>(RouterBlocks(router) * model.experts),
          [&](cudaStream_t stream) {
            AddRouterStats(router, counted.probability_BE, groups.first_row_E1, count, probability,
@@ -215,7 +150,7 @@ void BenchMixture(const Model& model) {
          [&](cudaStream_t stream) { SumTokenRows(token_rows, expanded, y, stream); });
   for (const void* memory : {static_cast<const void*>(x), static_cast<const void*>(expanded),
                              static_cast<const void*>(y), static_cast<const void*>(sum)}) {
-    Check(cudaFree(const_cast<void*>(memory)));
+    CheckCuda(cudaFree(const_cast<void*>(memory)));
   }
 }
 
@@ -254,8 +189,8 @@ void BenchEmbedding(const std::string& label, const std::vector<int32_t>& tokens
   });
   int32_t rows = 0;
   int32_t frequent = 0;
-  Check(cudaMemcpy(&rows, groups.count, sizeof(rows), cudaMemcpyDeviceToHost));
-  Check(cudaMemcpy(&frequent, groups.frequent_count, sizeof(frequent), cudaMemcpyDeviceToHost));
+  CheckCuda(cudaMemcpy(&rows, groups.count, sizeof(rows), cudaMemcpyDeviceToHost));
+  CheckCuda(cudaMemcpy(&frequent, groups.frequent_count, sizeof(frequent), cudaMemcpyDeviceToHost));
   std::printf("%s: %d distinct tokens, %d frequent\n", label.c_str(), rows, frequent);
 
   const double dy_bytes = 2.0 * static_cast<double>(count * hidden);
@@ -278,7 +213,7 @@ void BenchEmbedding(const std::string& label, const std::vector<int32_t>& tokens
     EmbeddingForward(dy, groups.index_T, count, hidden, y, stream);
   });
   void* host = nullptr;
-  Check(cudaHostAlloc(&host, vocabulary * hidden * 2, cudaHostAllocMapped));
+  CheckCuda(cudaHostAlloc(&host, vocabulary * hidden * 2, cudaHostAllocMapped));
   std::fill_n(static_cast<uint16_t*>(host), vocabulary * hidden, uint16_t{0x3f80});
   Report(label + " rows from host to staging", 2 * row_elements, [&](cudaStream_t stream) {
     GatherRows({.index_R = groups.row_U,
@@ -287,13 +222,12 @@ void BenchEmbedding(const std::string& label, const std::vector<int32_t>& tokens
                 .count_on_device = groups.count},
                static_cast<const __nv_bfloat16*>(host), y, stream);
   });
-  Check(cudaFreeHost(host));
+  CheckCuda(cudaFreeHost(host));
 }
 
 int Main(int argc, char** argv) {
   if (argc > 1) wanted = argv[1];
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+  if (!HasGpu()) {
     std::printf("no GPU\n");
     return 77;
   }
@@ -308,6 +242,6 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace oom
+}  // namespace oom::testing
 
-int main(int argc, char** argv) { return oom::Main(argc, argv); }
+int main(int argc, char** argv) { return oom::testing::Main(argc, argv); }
