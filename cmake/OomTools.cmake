@@ -58,7 +58,7 @@ endfunction()
 # It may call LibTorch's CUDA operators as a reference.
 function(oom_gpu_test name)
   oom_test(${name} ${ARGN})
-  target_link_libraries(${name} PRIVATE LibTorch::cuda)
+  target_link_libraries(${name} PRIVATE oom_needs_gpu LibTorch::cuda)
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
 endfunction()
 

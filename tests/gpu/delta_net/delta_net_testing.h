@@ -1,5 +1,5 @@
 // What the tests of the delta net's kernels share: tensors on the GPU that show what was not
-// written, and the measure of error against FP64. A program skips itself where there is no GPU.
+// written, and the measure of error against FP64.
 
 #pragma once
 

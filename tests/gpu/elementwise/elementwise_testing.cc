@@ -1,31 +1,9 @@
 #include "tests/gpu/elementwise/elementwise_testing.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 
 namespace oom::testing {
-namespace {
-
-// CTest reads exit code 77 as skipped.
-class NeedsDevice : public ::testing::Environment {
- public:
-  void SetUp() override {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return;
-    std::puts("skipped: no CUDA device");
-    std::fflush(stdout);
-    std::_Exit(77);
-  }
-};
-
-const ::testing::Environment* const needs_device =
-    ::testing::AddGlobalTestEnvironment(new NeedsDevice);
-
-}  // namespace
 
 at::Tensor Random(at::IntArrayRef shape, uint64_t seed, at::ScalarType type) {
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);

@@ -4,11 +4,9 @@
 
 #include "runtime/kernels/grouped_product.h"
 
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -16,6 +14,8 @@
 
 #include "runtime/kernels/grouped_weight_gradient.h"
 #include "runtime/ops/aten.h"
+#include "tests/gpu/cuda_check.h"
+#include "tests/gpu/needs_gpu.h"
 
 namespace oom {
 namespace {
@@ -25,10 +25,8 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 class NeedsHopper : public ::testing::Environment {
  public:
   void SetUp() override {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || !HasHopperTensorCores()) {
-      std::puts("No Hopper GPU: skipped.");
-      std::exit(77);
+    if (!testing::HasGpu() || !HasHopperTensorCores()) {
+      testing::SkipProgram("skipped: no Hopper GPU");
     }
   }
 };

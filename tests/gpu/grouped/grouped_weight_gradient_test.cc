@@ -5,13 +5,11 @@
 
 #include "runtime/kernels/grouped_weight_gradient.h"
 
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -24,18 +22,6 @@ namespace oom {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-class NeedsGpu : public ::testing::Environment {
- public:
-  void SetUp() override {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-      std::puts("No GPU: skipped.");
-      std::exit(77);
-    }
-  }
-};
-const auto* const needs_gpu = ::testing::AddGlobalTestEnvironment(new NeedsGpu);
 
 at::TensorOptions OnGpu(at::ScalarType type) { return at::device(at::kCUDA).dtype(type); }
 

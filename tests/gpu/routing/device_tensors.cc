@@ -1,24 +1,10 @@
 #include "tests/gpu/routing/device_tensors.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdlib>
 #include <limits>
 #include <tuple>
 
 namespace oom::testing {
 namespace {
-
-// Ends the program as skipped where there is no GPU.
-class NeedsGpu : public ::testing::Environment {
- public:
-  void SetUp() override {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) std::exit(77);
-  }
-};
-
-const auto* const kNeedsGpu = ::testing::AddGlobalTestEnvironment(new NeedsGpu);
 
 at::Tensor EmptyAtOffset(at::IntArrayRef shape, at::ScalarType type, int64_t offset_elements) {
   int64_t elements = 1;
