@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   LoadTileAsync<kDeltaChunk, kThreads, kDeltaChunk>(
       shared + kInverse, scratch.inverse + tile * kSquareElements, kDeltaChunk, kDeltaChunk);
   if (threadIdx.x < kGateRows * kDeltaChunk / 4) {
-    CopyPieceAsync(shared + kGates + threadIdx.x * 16,
+    CopyPieceAsync(SharedAddressOf(shared + kGates + threadIdx.x * 16),
                    scratch.gates + tile * kGateRows * kDeltaChunk + threadIdx.x * 4, true);
   }
   CommitCopies();

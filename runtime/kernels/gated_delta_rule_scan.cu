@@ -81,9 +81,10 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 4 ? 2 : 4)
     for (int n = 0; n < 8; n += 2) {
       uint32_t value[4];
       const int lane = threadIdx.x % 32;
-      LoadMatricesTransposed(value, tiles + L::kValue +
-                                        PieceOffset<L::kColumns>(8 * n, lane / 16 * 8 + lane % 8,
-                                                                 warp_v, lane / 8 % 2));
+      const unsigned char* const piece =
+          tiles + L::kValue +
+          PieceOffset<L::kColumns>(8 * n, lane / 16 * 8 + lane % 8, warp_v, lane / 8 % 2);
+      LoadMatricesTransposed(value, SharedAddressOf(piece));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float2 gate = GatePair(gates, kSinceStart, n + i);

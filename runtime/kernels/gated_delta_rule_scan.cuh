@@ -223,7 +223,7 @@ __device__ __forceinline__ void LoadStage(const DeltaStage& stage, const ScanPla
       place.value_stride, chunk.count);
   const float* gates = stage.scratch.gates + tile * kGateRows * kDeltaChunk;
   for (int piece = threadIdx.x; piece < kGateBytes / 16; piece += kThreads) {
-    CopyPieceAsync(memory + L::kGates + piece * 16, gates + piece * 4, true);
+    CopyPieceAsync(SharedAddressOf(memory + L::kGates + piece * 16), gates + piece * 4, true);
   }
 }
 

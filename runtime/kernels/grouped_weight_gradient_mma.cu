@@ -11,6 +11,7 @@
 #include "runtime/kernels/grouped_tiles.cuh"
 #include "runtime/kernels/grouped_weight_gradient.h"
 #include "runtime/kernels/launch.h"
+#include "runtime/kernels/mma_instructions.cuh"
 
 namespace oom {
 namespace {
@@ -18,6 +19,11 @@ namespace {
 using grouped::Problem;
 using grouped::Tile;
 using grouped::TileOrder;
+using internal::CommitCopies;
+using internal::CopyPieceAsync;
+using internal::LoadMatricesTransposed;
+using internal::MultiplyAddBfloat16;
+using internal::WaitForCopies;
 
 constexpr int kTileWidth = 128;  // Of both x's and y's columns.
 constexpr int kWarpWidth = 64;
@@ -36,40 +42,6 @@ constexpr int kBlocksN = kWarpWidth / 8;
 
 __device__ __forceinline__ int PieceOffset(int row, int piece) {
   return (row * kRowPieces + (piece ^ (row % 8))) * 16;
-}
-
-// Copies 16 bytes to shared memory, or zeros if not `valid`; `source` must be readable either way.
-__device__ __forceinline__ void CopyPiece(uint32_t destination, const void* source, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
-               "r"(valid ? 16 : 0)
-               : "memory");
-}
-
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int kUnfinished>
-__device__ __forceinline__ void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kUnfinished) : "memory");
-}
-
-// Four 8 x 8 matrices, transposed; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void LoadTransposed(uint32_t (&matrix)[4], uint32_t row_address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
-               : "r"(row_address)
-               : "memory");
-}
-
-// sum [16, 8] += x [16, 16] y [16, 8].
-__device__ __forceinline__ void Product16x8x16(float* sum, const uint32_t (&x)[4], uint32_t y0,
-                                               uint32_t y1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y0), "r"(y1));
 }
 
 // One thread's part of copying a factor's stages: the same piece of every eighth row.
@@ -91,7 +63,7 @@ class FactorCopy {
       const int row = first_row + row_ + i;
       const bool valid = fits_ && row < rows_;
       const __nv_bfloat16* source = source_ + static_cast<int64_t>(row) * row_elements_;
-      CopyPiece(factor + PieceOffset(row_ + i, piece_), valid ? source : matrix_, valid);
+      CopyPieceAsync(factor + PieceOffset(row_ + i, piece_), valid ? source : matrix_, valid);
     }
   }
 
@@ -119,18 +91,18 @@ __device__ __forceinline__ void MultiplyStage(Sums& sums, uint32_t stage, int wa
 #pragma unroll
     for (int block = 0; block < kBlocksM; ++block) {
       const int piece = (warp_m + block * 16) / kPieceColumns + lane / 8 % 2;
-      LoadTransposed(x[block], stage + PieceOffset(x_row, piece));
+      LoadMatricesTransposed(x[block], stage + PieceOffset(x_row, piece));
     }
     const int y_row = first + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
     for (int pair = 0; pair < kBlocksN / 2; ++pair) {
       uint32_t y[4];
       const int piece = (warp_n + pair * 16) / kPieceColumns + lane / 16;
-      LoadTransposed(y, stage + kFactorBytes + PieceOffset(y_row, piece));
+      LoadMatricesTransposed(y, stage + kFactorBytes + PieceOffset(y_row, piece));
 #pragma unroll
       for (int block = 0; block < kBlocksM; ++block) {
-        Product16x8x16(&sums[block][pair * 8], x[block], y[0], y[1]);
-        Product16x8x16(&sums[block][pair * 8 + 4], x[block], y[2], y[3]);
+        MultiplyAddBfloat16(&sums[block][pair * 8], x[block], y[0], y[1]);
+        MultiplyAddBfloat16(&sums[block][pair * 8 + 4], x[block], y[2], y[3]);
       }
     }
   }
@@ -230,7 +202,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   extern __shared__ __align__(128) unsigned char dynamic[];
   uint16_t* const expert_at = reinterpret_cast<uint16_t*>(dynamic + kRingBytes);
   grouped::SortExperts(problem, reinterpret_cast<uint64_t*>(dynamic), expert_at);
-  const uint32_t ring = static_cast<uint32_t>(__cvta_generic_to_shared(dynamic));
+  const uint32_t ring = internal::SharedAddressOf(dynamic);
   const int warp = threadIdx.x / 32;
   const int warp_m = warp / 2 * kWarpWidth;
   const int warp_n = warp % 2 * kWarpWidth;

@@ -12,6 +12,8 @@
 
 #include <cstdint>
 
+#include "runtime/kernels/mma_instructions.cuh"
+
 namespace oom::internal {
 
 // A tile's rows lie one after another, each of kColumns elements. The 16-byte pieces of a row are
@@ -37,64 +39,12 @@ __device__ __forceinline__ int PieceOffset(int row, int lane_row, int column, in
          ((column * 2) ^ ((lane_piece ^ PiecePermutation<kColumns>(lane_row)) << 4));
 }
 
-__device__ __forceinline__ uint32_t SharedAddressOf(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
 // Zero, which the compiler does not know: addresses that depend on it are made where they are used,
 // rather than before a loop and kept in registers.
 __device__ __forceinline__ int UnknownZero() {
   int zero;
   asm volatile("mov.s32 %0, 0;" : "=r"(zero));
   return zero;
-}
-
-// Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void LoadMatrices(uint32_t (&matrix)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
-               : "r"(SharedAddressOf(row))
-               : "memory");
-}
-
-__device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&matrix)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
-               : "r"(SharedAddressOf(row))
-               : "memory");
-}
-
-// Of an 8 x 8 matrix in registers.
-__device__ __forceinline__ uint32_t Transposed(uint32_t matrix) {
-  uint32_t result;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(matrix));
-  return result;
-}
-
-__device__ __forceinline__ void MultiplyAdd(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
-                                            uint32_t b1) {
-  // Volatile, as all that a whole warp must execute: not to be moved behind a lane's condition.
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// 16 bytes to shared memory, or zeros if not `valid`; `source` must be readable either way.
-__device__ __forceinline__ void CopyPieceAsync(void* to, const void* source, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddressOf(to)),
-               "l"(source), "r"(valid ? 16 : 0)
-               : "memory");
-}
-
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int kUnfinished>
-__device__ __forceinline__ void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kUnfinished) : "memory");
 }
 
 __device__ __forceinline__ uint32_t PackHalves(float low, float high) {
@@ -129,14 +79,16 @@ template <int kColumns>
 __device__ __forceinline__ void LoadFactorA(uint32_t (&a)[4], const unsigned char* tile, int m,
                                             int k) {
   const int lane = threadIdx.x % 32;
-  LoadMatrices(a, tile + PieceOffset<kColumns>(m, lane % 16, k, lane / 16));
+  const unsigned char* const row = tile + PieceOffset<kColumns>(m, lane % 16, k, lane / 16);
+  LoadMatrices(a, SharedAddressOf(row));
 }
 template <int kColumns>
 __device__ __forceinline__ void LoadFactorATransposed(uint32_t (&a)[4], const unsigned char* tile,
                                                       int m, int k) {
   const int lane = threadIdx.x % 32;
-  LoadMatricesTransposed(
-      a, tile + PieceOffset<kColumns>(k, lane / 16 * 8 + lane % 8, m, lane / 8 % 2));
+  const unsigned char* const row =
+      tile + PieceOffset<kColumns>(k, lane / 16 * 8 + lane % 8, m, lane / 8 % 2);
+  LoadMatricesTransposed(a, SharedAddressOf(row));
 }
 
 // B [16 x 16] from row k and column n, as two factors [16 x 8]: b[0], b[1] and b[2], b[3]. The
@@ -145,13 +97,16 @@ template <int kColumns>
 __device__ __forceinline__ void LoadFactorB(uint32_t (&b)[4], const unsigned char* tile, int n,
                                             int k) {
   const int lane = threadIdx.x % 32;
-  LoadMatrices(b, tile + PieceOffset<kColumns>(n, lane / 16 * 8 + lane % 8, k, lane / 8 % 2));
+  const unsigned char* const row =
+      tile + PieceOffset<kColumns>(n, lane / 16 * 8 + lane % 8, k, lane / 8 % 2);
+  LoadMatrices(b, SharedAddressOf(row));
 }
 template <int kColumns>
 __device__ __forceinline__ void LoadFactorBTransposed(uint32_t (&b)[4], const unsigned char* tile,
                                                       int n, int k) {
   const int lane = threadIdx.x % 32;
-  LoadMatricesTransposed(b, tile + PieceOffset<kColumns>(k, lane % 16, n, lane / 16));
+  const unsigned char* const row = tile + PieceOffset<kColumns>(k, lane % 16, n, lane / 16);
+  LoadMatricesTransposed(b, SharedAddressOf(row));
 }
 
 // The lanes 4i to 4i + 3 hold a 4 x 4 matrix of words, one column each; then one row each.
@@ -194,8 +149,9 @@ __device__ __forceinline__ void LoadTileAsync(unsigned char* tile, const void* s
     const bool valid = row < valid_rows;
     const char* from =
         static_cast<const char*>(source) + (valid ? row * row_stride_elements * 2 : 0) + piece * 16;
-    CopyPieceAsync(tile + row * kColumns * 2 + ((piece ^ PiecePermutation<kColumns>(row)) << 4),
-                   from, valid);
+    unsigned char* const to =
+        tile + row * kColumns * 2 + ((piece ^ PiecePermutation<kColumns>(row)) << 4);
+    CopyPieceAsync(SharedAddressOf(to), from, valid);
   }
 }
 
