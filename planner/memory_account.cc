@@ -4,6 +4,8 @@
 #include <map>
 #include <string>
 
+#include "runtime/graph/boundary_schedule.h"
+#include "runtime/graph/head_groups.h"
 #include "runtime/memory/gpu_scratch.h"
 #include "runtime/ops/gpu_kernels.h"
 #include "runtime/ops/gpu_limits.h"
@@ -148,8 +150,7 @@ int64_t MixerBackwardBytes(const ModelDescription& model, const LayerDescription
     const int64_t at_once = segment > 0 ? std::min(segment, tokens) : tokens;
     return at_once * token.backward + result + (gpu ? DeltaNetWorkspaceBytes(layer.delta_net, at_once) : 0);
   }
-  const int64_t groups = std::clamp<int64_t>(plan.partitions().attention_head_group_count(), 1,
-                                             layer.attention.kv_head_count);
+  const int64_t groups = HeadGroupCount(plan.partitions(), layer.attention);
   const int64_t sub_batch = plan.partitions().attention_sub_batch_tokens();
   const int64_t at_once = sub_batch > 0 ? std::min(sub_batch, tokens) : tokens;
   const int64_t sum = groups > 1 ? 2 * at_once * (row / act) * 4 : 0;
@@ -221,6 +222,10 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
   const int64_t chunk = plan.partitions().mixture_chunk_tokens() > 0
                             ? std::min(tokens, plan.partitions().mixture_chunk_tokens())
                             : tokens;
+  // Places of inputs on their way back, where no buffer of the plan has them: the layer's own is in what it keeps.
+  const BoundarySchedule boundaries(model, plan);
+  const int64_t coming_back = boundaries.taken_on_demand() ? plan.boundary_buffer_count() * row_bytes : 0;
+  const int64_t next_coming_back = boundaries.taken_on_demand() ? coming_back - row_bytes : 0;
   int64_t kept = 0;
   int64_t largest_layer = 0;
   for (int64_t layer = 0; layer < model.layer_count(); ++layer) {
@@ -240,8 +245,10 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
         MixerBackwardBytes(model, description, plan, tokens, row, mixer_on_gpu, act);
     const int64_t mixture_work = mixture_saved(kind, mixture_on_gpu, tokens) +
                                  mixture_backward(kind, mixture_on_gpu, chunk);
-    largest_layer = std::max(largest_layer, mixer_saved + mixture_work + 3 * row_bytes);
-    largest_layer = std::max(largest_layer, mixer_work);
+    largest_layer =
+        std::max(largest_layer, mixer_saved + mixture_work + 3 * row_bytes + next_coming_back);
+    const bool waits_for_groups = RunsInHeadGroups(plan.partitions(), description);
+    largest_layer = std::max(largest_layer, mixer_work + (waits_for_groups ? 0 : next_coming_back));
   }
   const int64_t head_chunk = plan.partitions().head_chunk_tokens() > 0
                                  ? std::min(tokens, plan.partitions().head_chunk_tokens())
@@ -250,7 +257,8 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
   // wide, what their derivative is of.
   const bool head_on_gpu = kernels && GpuKernelsServeHead(model);
   const int64_t logit_bytes = head_on_gpu ? act : model.logit_cap == 0.0 ? 4 + act : 12;
-  const int64_t head = head_chunk * model.vocabulary_size * logit_bytes + 4 * row_bytes;
+  const int64_t head =
+      head_chunk * model.vocabulary_size * logit_bytes + 4 * row_bytes + coming_back;
   // The embedding's backward takes all micro-batches at once: their upstream gradients wait for it,
   // then lie in a row.
   const int64_t waiting = (plan.accumulation() - 1) * row_bytes;

@@ -60,6 +60,7 @@ class CpuDevice : public WorkerDevice {
   Batch Upload(Batch batch, size_t, int64_t) override { return batch; }
   void KeepUntilRead(const at::Tensor&) override {}
   int64_t bytes_peak() const override { return DeviceBytesPeak(); }
+  MemoryUse TakeMemoryUse() override { return TakeDeviceBytes(); }
 
  private:
   // Counts what it gives out among the device's bytes.

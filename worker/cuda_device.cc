@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -242,7 +243,16 @@ class CudaDevice : public WorkerDevice {
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(
         static_cast<c10::DeviceIndex>(index_));
     return context_bytes_ + LibraryGrowth(stats.reserved_bytes[0].current) + allocator_.bytes() +
-           stats.reserved_bytes[0].peak;
+           std::max(reserved_peak_.load(), stats.reserved_bytes[0].peak);
+  }
+
+  MemoryUse TakeMemoryUse() override {
+    const auto index = static_cast<c10::DeviceIndex>(index_);
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(index);
+    reserved_peak_ = std::max(reserved_peak_.load(), stats.reserved_bytes[0].peak);
+    c10::cuda::CUDACachingAllocator::resetPeakStats(index);
+    return {.bytes = allocator_.bytes() + stats.allocated_bytes[0].current,
+            .peak_bytes = allocator_.bytes() + stats.allocated_bytes[0].peak};
   }
 
  private:
@@ -309,6 +319,7 @@ class CudaDevice : public WorkerDevice {
   mutable int growth_looks_ = 0;
   mutable int64_t growth_bytes_ = 0;
   const int64_t memory_budget_bytes_;
+  std::atomic<int64_t> reserved_peak_{0};  // Up to the last look at memory in use, which starts the allocator's own anew.
   CudaAllocator allocator_;
   std::vector<RegisteredMemory> registered_;
   PinnedMemory finite_;

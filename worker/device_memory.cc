@@ -5,6 +5,7 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <atomic>
 
 namespace oom {
@@ -12,12 +13,18 @@ namespace {
 
 std::atomic<int64_t> current_bytes{0};
 std::atomic<int64_t> peak_bytes{0};
+std::atomic<int64_t> recent_peak_bytes{0};  // Since the last look.
+
+void RaiseTo(std::atomic<int64_t>* peak_bytes, int64_t now) {
+  int64_t peak = peak_bytes->load(std::memory_order_relaxed);
+  while (peak < now && !peak_bytes->compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+  }
+}
 
 void Count(int64_t bytes) {
   const int64_t now = current_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  int64_t peak = peak_bytes.load(std::memory_order_relaxed);
-  while (peak < now && !peak_bytes.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
-  }
+  RaiseTo(&peak_bytes, now);
+  RaiseTo(&recent_peak_bytes, now);
 }
 
 void Free(void* data) {
@@ -51,5 +58,11 @@ void InstallCountingAllocator() {
 void CountDeviceBytes(int64_t bytes) { Count(bytes); }
 
 int64_t DeviceBytesPeak() { return peak_bytes.load(std::memory_order_relaxed); }
+
+MemoryUse TakeDeviceBytes() {
+  const int64_t now = current_bytes.load(std::memory_order_relaxed);
+  return {.bytes = now,
+          .peak_bytes = std::max(now, recent_peak_bytes.exchange(now, std::memory_order_relaxed))};
+}
 
 }  // namespace oom

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "worker/worker_device.h"
+
 namespace oom {
 
 // Puts the counting allocator under LibTorch and tells malloc to keep what a step frees, so that a steady step
@@ -15,5 +17,8 @@ void InstallCountingAllocator();
 void CountDeviceBytes(int64_t bytes);
 
 int64_t DeviceBytesPeak();
+
+// Now, and the most since the last call.
+MemoryUse TakeDeviceBytes();
 
 }  // namespace oom

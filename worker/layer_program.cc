@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/graph/head_groups.h"
 #include "runtime/ops/delta_mixer.h"
 #include "runtime/ops/precision.h"
 
@@ -47,16 +48,12 @@ at::Tensor Joined(const std::vector<at::Tensor>& parts) {
 
 LayerProgram::LayerProgram(const ModelDescription* model, const v1::OperatorPartitions& partitions)
     : model_(model),
-      head_group_count_(std::max(1, partitions.attention_head_group_count())),
-      sub_batch_tokens_(partitions.attention_sub_batch_tokens()),
-      segment_tokens_(partitions.recurrent_segment_tokens()),
-      mixture_chunk_tokens_(partitions.mixture_chunk_tokens()) {}
+      partitions_(partitions) {}
 
-// Groups are whole sets of query heads that share a key/value head.
 std::vector<HeadRange> LayerProgram::HeadGroups(const AttentionDescription& attention) const {
   const int64_t kv_heads = attention.kv_head_count;
   const int64_t per_kv_head = attention.query_head_count / kv_heads;
-  const int64_t groups = std::min(head_group_count_, kv_heads);
+  const int64_t groups = HeadGroupCount(partitions_, attention);
   std::vector<HeadRange> ranges;
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t first = kv_heads * g / groups;
@@ -76,7 +73,7 @@ at::Tensor LayerProgram::ForwardMixer(int64_t layer, const LayerTensors& weights
   }
   if (saved != nullptr) saved->attention.clear();
   std::vector<at::Tensor> parts;
-  for (const TokenRange& tokens : PartsOf(x.size(0), sub_batch_tokens_)) {
+  for (const TokenRange& tokens : PartsOf(x.size(0), partitions_.attention_sub_batch_tokens())) {
     AttentionParts* const kept = saved == nullptr ? nullptr : &saved->attention.emplace_back();
     if (kept != nullptr) kept->tokens = tokens;
     parts.push_back(ForwardAttention(description, weights, x.narrow(0, tokens.first, tokens.count),
@@ -140,7 +137,8 @@ at::Tensor LayerProgram::ForwardDeltaNet(const LayerDescription& layer, const La
                                          const at::Tensor& x, const PackedBatch& batch,
                                          std::vector<DeltaMixerSaved>* saved) const {
   const int64_t tokens = x.size(0);
-  const int64_t most = segment_tokens_ > 0 ? segment_tokens_ : tokens;
+  const int64_t segment_tokens = partitions_.recurrent_segment_tokens();
+  const int64_t most = segment_tokens > 0 ? segment_tokens : tokens;
   if (saved != nullptr) saved->clear();
   std::vector<at::Tensor> parts;
   GatedDeltaNetState state;
@@ -175,7 +173,7 @@ at::Tensor LayerProgram::ForwardMixture(int64_t layer, const LayerTensors& weigh
                                         const at::Tensor& h, std::vector<MixtureSaved>* saved,
                                         bool replay, RouterStats* stats) const {
   const LayerDescription& description = model_->layer(layer);
-  const std::vector<TokenRange> chunks = PartsOf(h.size(0), mixture_chunk_tokens_);
+  const std::vector<TokenRange> chunks = PartsOf(h.size(0), partitions_.mixture_chunk_tokens());
   if (saved != nullptr) saved->assign(chunks.size(), {});
   std::vector<at::Tensor> parts;
   for (size_t c = 0; c < chunks.size(); ++c) {

@@ -71,10 +71,7 @@ class LayerProgram {
                               const std::vector<DeltaMixerSaved>& saved, LayerTensors* gradients) const;
 
   const ModelDescription* const model_;
-  const int64_t head_group_count_;
-  const int64_t sub_batch_tokens_;
-  const int64_t segment_tokens_;
-  const int64_t mixture_chunk_tokens_;
+  const v1::OperatorPartitions partitions_;
 };
 
 }  // namespace oom

@@ -26,6 +26,22 @@ void NodeTrace::Add(const Node& node, int64_t step, double start_seconds, double
               .start_microseconds = start_seconds * 1e6,
               .duration_microseconds = (end_seconds - start_seconds) * 1e6,
               .bytes = node.bytes > 0 ? node.bytes : -1});
+  if (node.resource != Resource::kCompute || memory_uses_.empty()) return;
+  const MemoryUse use = memory_uses_.front();
+  memory_uses_.pop_front();
+  const auto point = [&](double seconds, int64_t bytes) {
+    trace_.AddCounter({.name = "device memory",
+                       .process = options_.process,
+                       .time_microseconds = seconds * 1e6,
+                       .bytes = bytes});
+  };
+  point(start_seconds, use.peak_bytes);
+  point(end_seconds, use.bytes);
+}
+
+void NodeTrace::AddMemoryUse(const MemoryUse& use) {
+  MutexLock lock(mutex_);
+  memory_uses_.push_back(use);
 }
 
 Status NodeTrace::Write() {

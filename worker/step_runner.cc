@@ -64,6 +64,7 @@ StepRunner::StepRunner(const Options& options)
   activation_.resize(layers + 1);
   activation_to_store_.resize(layers + 1);
   device_boundary_.resize(layers + 1);
+  boundary_in_.resize(layers);
   saved_.resize(layers);
 }
 
@@ -103,14 +104,27 @@ Status StepRunner::Run(const Node& node, int64_t step) {
     case NodeKind::kStoreGradient:
       return plane.StoreGradient(node, step, options_.arena->At(*graph_, node.buffer));
     case NodeKind::kLoadBoundary:
-      return plane.LoadBoundary(node, options_.arena->At(*graph_, node.buffer));
+      return plane.LoadBoundary(node, BoundaryPlace(node));
     case NodeKind::kNorm:
       return plane.Norm(node, step);
     case NodeKind::kUpdate:
       return plane.Update(node, step);
     default:
-      return Guard([&] { return RunCompute(node, step); });
+      return Guard([&] { return RunOperators(node, step); });
   }
+}
+
+Status StepRunner::RunOperators(const Node& node, int64_t step) {
+  if (node.resource != Resource::kCompute) return RunCompute(node, step);
+  const bool traced = options_.trace != nullptr && options_.trace->Wants(step);
+  if (traced) static_cast<void>(options_.device->TakeMemoryUse());  // What was before is no peak of this node.
+  OOM_RETURN_IF_ERROR(RunCompute(node, step));
+  for (const int64_t layer : node.takes) {
+    boundary_in_[static_cast<size_t>(layer)] =
+        at::empty({batch().tokens.size(0), options_.model->hidden_size}, weight_options_);
+  }
+  if (traced) options_.trace->AddMemoryUse(options_.device->TakeMemoryUse());
+  return Status::Ok();
 }
 
 Status StepRunner::RunCompute(const Node& node, int64_t step) {
@@ -169,6 +183,12 @@ LayerTensors StepRunner::Gradients(const Node& node) {
       node.mixture_gradient < 0 ? base : options_.arena->At(*graph_, node.mixture_gradient);
   return LayerViews(OrdinaryUnit(node.layer), base, MixtureUnit(node.layer), mixture_base,
                     gradient_options_);
+}
+
+std::byte* StepRunner::BoundaryPlace(const Node& node) const {
+  std::byte* const planned = options_.arena->At(*graph_, node.buffer);
+  if (planned != nullptr) return planned;
+  return static_cast<std::byte*>(boundary_in_[static_cast<size_t>(node.layer)].mutable_data_ptr());
 }
 
 at::Tensor StepRunner::View(int64_t buffer, at::IntArrayRef shape, at::ScalarType type) const {
@@ -260,7 +280,9 @@ Status StepRunner::ReplayMixer(const Node& node, int64_t step) {
   const auto layer = static_cast<size_t>(node.layer);
   OOM_ASSIGN_OR_RETURN(const LayerTensors weights, Weights(node, step));
   at::Tensor x = std::move(device_boundary_[layer]);
-  if (node.buffer >= 0) {
+  if (boundary_in_[layer].defined()) {
+    x = std::move(boundary_in_[layer]);
+  } else if (node.buffer >= 0) {
     x = View(node.buffer, {batch().tokens.size(0), options_.model->hidden_size}, weight_type());
   }
   mixer_output_ = program_.ForwardMixer(node.layer, weights, x, batch().packed, &saved_[layer].mixer);

@@ -16,8 +16,9 @@
 #include "worker/batch_reader.h"
 #include "worker/buffer_arena.h"
 #include "worker/data_plane.h"
-#include "worker/worker_device.h"
 #include "worker/layer_program.h"
+#include "worker/node_trace.h"
+#include "worker/worker_device.h"
 
 namespace oom {
 
@@ -32,6 +33,7 @@ class StepRunner : public NodeRunner {
     DataPlane* data_plane = nullptr;
     const BatchReader* train = nullptr;
     const v1::Plan* plan = nullptr;
+    NodeTrace* trace = nullptr;     // Null: memory is not traced.
     int rank = 0;
     double auxiliary_loss = 0.0;    // Coefficient. REQUIRES: 0 with accumulation over 1.
   };
@@ -48,6 +50,7 @@ class StepRunner : public NodeRunner {
   int64_t evaluation_targets() const;
 
  private:
+  Status RunOperators(const Node& node, int64_t step);
   Status RunCompute(const Node& node, int64_t step);
   Status GatherRows(const Node& node, int64_t step);
   Status AddToRowSet(const Node& node, int64_t step, const at::Tensor& tokens);
@@ -75,6 +78,8 @@ class StepRunner : public NodeRunner {
   LayerTensors Gradients(const Node& node);
   // Of the unit whose gradient buffer this is.
   void ClearGradient(const ParameterUnit& unit, int64_t buffer);
+  // Where the input of the node's layer comes back to.
+  std::byte* BoundaryPlace(const Node& node) const;
   at::Tensor View(int64_t buffer, at::IntArrayRef shape, at::ScalarType type) const;
   const ParameterUnit& OrdinaryUnit(int64_t layer) const;
   const ParameterUnit& MixtureUnit(int64_t layer) const;
@@ -109,6 +114,9 @@ class StepRunner : public NodeRunner {
   std::vector<at::Tensor> activation_;
   std::vector<at::Tensor> activation_to_store_;
   std::vector<at::Tensor> device_boundary_;
+  // Places of inputs on their way back, where the operators' memory has them: taken by compute, filled by the
+  // boundary's load, given up by replay.
+  std::vector<at::Tensor> boundary_in_;
   // Of the compute stream.
   at::Tensor mixer_output_;
   at::Tensor upstream_;              // Gradient on its way down.

@@ -124,6 +124,13 @@ Status Worker::Impl::Open(UniqueFd page_fd, std::vector<UniqueFd> pool_fds) {
       .simd = DetectSimdLevel(),
       .wait = {.spin_microseconds = SpinMicrosecondsFor(busy_threads + 2)},
   });
+  trace = std::make_unique<NodeTrace>(NodeTrace::Options{
+      .path = start.trace_path(),
+      .process = "rank " + std::to_string(rank()),
+      .first_step = spec().trace().first_step() - 1,
+      .step_count = spec().trace().step_count(),
+      .layout = layout.get(),
+  });
   runner = std::make_unique<StepRunner>(StepRunner::Options{
       .model = &model,
       .layout = layout.get(),
@@ -132,15 +139,9 @@ Status Worker::Impl::Open(UniqueFd page_fd, std::vector<UniqueFd> pool_fds) {
       .data_plane = data_plane.get(),
       .train = reader.get(),
       .plan = &plan(),
+      .trace = trace.get(),
       .rank = rank(),
       .auxiliary_loss = spec().router().auxiliary_loss(),
-  });
-  trace = std::make_unique<NodeTrace>(NodeTrace::Options{
-      .path = start.trace_path(),
-      .process = "rank " + std::to_string(rank()),
-      .first_step = spec().trace().first_step() - 1,
-      .step_count = spec().trace().step_count(),
-      .layout = layout.get(),
   });
   return Status::Ok();
 }

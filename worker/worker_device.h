@@ -22,6 +22,12 @@
 
 namespace oom {
 
+// Bytes of the device's memory that the plan's buffers and the operators have.
+struct MemoryUse {
+  int64_t bytes = 0;
+  int64_t peak_bytes = 0;  // The most since the last look.
+};
+
 class WorkerDevice {
  public:
   virtual ~WorkerDevice() = default;
@@ -56,6 +62,8 @@ class WorkerDevice {
 
   // Of the device's memory, since the start of the process.
   virtual int64_t bytes_peak() const = 0;
+  // Now, in the order in which operators were issued. The compute stream's thread.
+  virtual MemoryUse TakeMemoryUse() = 0;
 };
 
 std::unique_ptr<WorkerDevice> MakeCpuDevice();

@@ -9,9 +9,9 @@
 
 namespace oom {
 
-Node& GraphAssembly::Add(NodeKind kind, Resource resource, int micro_batch) {
+Node& GraphAssembly::Add(NodeKind kind, Resource resource) {
   Node node{.kind = kind, .resource = resource};
-  node.micro_batch = micro_batch;
+  node.micro_batch = micro_batch_;
   nodes_.push_back(std::move(node));
   return nodes_.back();
 }

@@ -19,9 +19,14 @@ class GraphAssembly {
   // Number of the first node of the step that is built.
   int64_t step_begin() const { return step_begin_; }
 
+  // Of the nodes that are added from here on.
+  void BeginMicroBatch(int micro_batch) { micro_batch_ = micro_batch; }
+  int micro_batch() const { return micro_batch_; }
+
   // Valid until the next one is added.
-  Node& Add(NodeKind kind, Resource resource, int micro_batch);
+  Node& Add(NodeKind kind, Resource resource);
   int64_t last() const { return static_cast<int64_t>(nodes_.size()) - 1; }
+  Node& last_node() { return nodes_.back(); }
   // The last node comes after `predecessor`; -1: after nothing.
   void After(int64_t predecessor);
   // `node` comes after `predecessor`.
@@ -48,6 +53,7 @@ class GraphAssembly {
   std::vector<Use> uses_;  // By buffer.
   std::map<std::string, int64_t> buffer_index_;
   int64_t step_begin_ = 0;
+  int micro_batch_ = 0;
 };
 
 }  // namespace oom

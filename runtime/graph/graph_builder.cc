@@ -4,14 +4,13 @@
 #include <map>
 
 #include "runtime/base/check.h"
+#include "runtime/graph/boundary_schedule.h"
+#include "runtime/graph/gradient_nodes.h"
 #include "runtime/graph/graph_assembly.h"
 #include "runtime/graph/window_set.h"
 
 namespace oom {
 namespace {
-
-// Slices of gradients on their way from the devices' sum to where they are updated.
-constexpr int64_t kReducedSlots = 4;
 
 class GraphBuilder {
  public:
@@ -20,8 +19,10 @@ class GraphBuilder {
         plan_(*inputs.plan),
         layout_(*inputs.layout),
         batch_(inputs.batch),
+        boundaries_(model_, plan_),
         windows_(plan_.window_count()),
-        gradients_(plan_.gradient_buffer_count()) {
+        gradient_buffers_(plan_.gradient_buffer_count()),
+        gradients_(plan_, layout_, &assembly_) {
     for (const ParameterUnit& unit : layout_.units()) {
       switch (unit.kind) {
         case UnitKind::kEmbedding: embedding_ = unit.index; break;
@@ -36,13 +37,13 @@ class GraphBuilder {
     for (int step = 0; step < 2; ++step) {
       BeginStep();
       for (int a = 0; a < plan_.accumulation(); ++a) {
-        micro_batch_ = a;
+        assembly_.BeginMicroBatch(a);
         Forward(/*keep=*/true);
         Head();
         for (int64_t layer = model_.layer_count() - 1; layer >= 0; --layer) Backward(layer);
         EmbeddingBackward();
       }
-      Updates();
+      gradients_.Updates();
     }
     return Take();
   }
@@ -50,7 +51,6 @@ class GraphBuilder {
   StepGraph Evaluation() {
     for (int step = 0; step < 2; ++step) {
       BeginStep();
-      micro_batch_ = 0;
       Forward(/*keep=*/false);
       const int64_t window = Load(head_);
       const int64_t tied = model_.tied_embedding ? Load(embedding_) : -1;
@@ -69,16 +69,11 @@ class GraphBuilder {
   void BeginStep() {
     assembly_.BeginStep();
     windows_.BeginStep();
+    gradient_buffers_.BeginStep();
     gradients_.BeginStep();
-    stores_.clear();
-    landed_.clear();
-    loss_node_ = -1;
-    reduced_ = 0;
   }
 
-  Node& Add(NodeKind kind, Resource resource) { return assembly_.Add(kind, resource, micro_batch_); }
-  int64_t last() const { return assembly_.last(); }
-  void After(int64_t predecessor) { assembly_.After(predecessor); }
+  Node& Add(NodeKind kind, Resource resource) { return assembly_.Add(kind, resource); }
   int64_t BufferIndex(const std::string& name, Space space, int64_t bytes) {
     return assembly_.BufferIndex(name, space, bytes);
   }
@@ -100,25 +95,14 @@ class GraphBuilder {
   }
   int64_t BoundaryIn(int64_t layer) {
     const auto slot = layer % plan_.boundary_buffer_count();
-    return BufferIndex("boundary.in." + std::to_string(slot), Space::kDevice, TokenBytes());
+    return BufferIndex("boundary.in." + std::to_string(slot), Space::kDevice,
+                       boundaries_.taken_on_demand() ? 0 : TokenBytes());
   }
   // What backward of a layer's part needs, between replay (or forward) and backward.
   int64_t Saved(int64_t layer, const char* part) {
     return BufferIndex("saved." + std::string(part) + "." + std::to_string(layer), Space::kDevice, 0);
   }
-  int64_t Weights(int64_t unit) {
-    return BufferIndex("resident." + layout_.units()[unit].name, Space::kDevice, 0);
-  }
-
   v1::LayerPlan LayerPlanOf(int64_t layer) const { return plan_.layers(static_cast<int>(layer)); }
-  bool OnHost(int64_t layer) const {
-    return LayerPlanOf(layer).boundary() == v1::BOUNDARY_HOME_HOST;
-  }
-  // Only the replay of the mixer reads the layer's input again.
-  bool NeedsBoundary(int64_t layer) const {
-    return !LayerPlanOf(layer).retain_mixer();
-  }
-  bool UsedInPlace(int64_t unit) const { return layout_.resident(unit) && layout_.rank_count() == 1; }
   // The experts of a routed layer; a dense layer's mixture lies in the layer's unit.
   int64_t MixtureUnit(int64_t layer) const {
     const auto found = experts_unit_.find(layer);
@@ -128,7 +112,7 @@ class GraphBuilder {
   // ---- parts of a step ----
   // Makes the unit's weights readable by the next compute node; returns the buffer that holds them.
   int64_t Load(int64_t unit) {
-    if (UsedInPlace(unit)) return Weights(unit);
+    if (gradients_.UsedInPlace(unit)) return gradients_.WeightsInPlace(unit);
     const ParameterUnit& description = layout_.units()[unit];
     const int64_t bytes = description.elements * layout_.weight_bytes();
     const WindowSet::Slot slot = windows_.Take(description.kind, unit);
@@ -142,7 +126,7 @@ class GraphBuilder {
     node.buffer = window;
     node.bytes = layout_.sharded(unit) ? slice_bytes : bytes;
     Write(window);
-    AfterUpdatesOf(unit);
+    gradients_.AfterUpdatesOf(unit);
     if (!layout_.sharded(unit)) return window;
     Node& gather = Add(NodeKind::kGatherUnit, Resource::kCollective);
     gather.unit = unit;
@@ -158,21 +142,13 @@ class GraphBuilder {
   void LoadAhead(int64_t layer) {
     if (layer < 0 || plan_.window_count() < 2) return;
     for (const int64_t unit : {layer_unit_.at(layer), MixtureUnit(layer)}) {
-      if (layout_.sharded(unit) || (layout_.resident(unit) && !UsedInPlace(unit))) Load(unit);
-    }
-  }
-
-  // The last node needs the unit's newest version: updates of the step before.
-  void AfterUpdatesOf(int64_t unit) {
-    for (int64_t c = layout_.first_chunk(unit); c < layout_.first_chunk(unit + 1); ++c) {
-      const auto update = updates_.find(c);
-      if (update != updates_.end() && update->second < assembly_.step_begin()) After(update->second);
+      if (layout_.sharded(unit) || (layout_.resident(unit) && !gradients_.UsedInPlace(unit))) Load(unit);
     }
   }
 
   void ReadWeights(int64_t unit, int64_t buffer) {
     Read(buffer);
-    if (UsedInPlace(unit)) AfterUpdatesOf(unit);
+    if (gradients_.UsedInPlace(unit)) gradients_.AfterUpdatesOf(unit);
   }
 
   void Forward(bool keep) {
@@ -183,10 +159,10 @@ class GraphBuilder {
                        ? 0
                        : batch_.micro_batch_tokens() * model_.hidden_size * layout_.weight_bytes();
     Write(Activation(0));
-    AfterUpdatesOf(embedding_);
+    gradients_.AfterUpdatesOf(embedding_);
     for (int64_t layer = 0; layer < model_.layer_count(); ++layer) {
       const v1::LayerPlan layer_plan = LayerPlanOf(layer);
-      if (keep && OnHost(layer) && NeedsBoundary(layer)) {
+      if (keep && boundaries_.Returns(layer)) {
         Node& store = Add(NodeKind::kStoreBoundary, Resource::kBoundaryOut);
         store.layer = layer;
         store.unit = layer_unit_.at(layer);
@@ -217,6 +193,13 @@ class GraphBuilder {
       if (keep && layer_plan.retain_mixture()) Write(Saved(layer, "mixture"));
       Write(Activation(layer + 1));
     }
+    if (keep) TakeBoundaries(model_.layer_count());
+  }
+
+  // The last node is compute's last of forward (`layer`: the number of layers) or of a layer's backward.
+  void TakeBoundaries(int64_t layer) {
+    assembly_.last_node().takes = boundaries_.TakenBehind(layer);
+    for (const int64_t below : assembly_.last_node().takes) boundary_taken_[below] = assembly_.last();
   }
 
   void Head() {
@@ -235,8 +218,8 @@ class GraphBuilder {
     Read(Activation(model_.layer_count()));
     Write(gradient);
     if (model_.tied_embedding) Write(tied_gradient);
-    loss_node_ = last();
-    StoreGradients(head_, gradient);
+    gradients_.SetLossNode();
+    gradients_.Store(head_, gradient);
   }
 
   void Backward(int64_t layer) {
@@ -244,7 +227,7 @@ class GraphBuilder {
     const int64_t ordinary = layer_unit_.at(layer);
     const int64_t mixture_unit = MixtureUnit(layer);
     int64_t boundary = -1;
-    if (NeedsBoundary(layer) && OnHost(layer)) {
+    if (boundaries_.Returns(layer)) {
       Node& load = Add(NodeKind::kLoadBoundary, Resource::kBoundaryIn);
       load.layer = layer;
       load.unit = ordinary;
@@ -253,6 +236,7 @@ class GraphBuilder {
       load.bytes = TokenBytes();
       Read(HostBoundary(layer));
       Write(boundary);
+      if (boundaries_.taken_on_demand()) assembly_.After(boundary_taken_.at(layer));
     }
     const int64_t window = Load(ordinary);
     const int64_t experts = mixture_unit == ordinary ? window : Load(mixture_unit);
@@ -293,7 +277,7 @@ class GraphBuilder {
     Write(ordinary_gradient);
     if (mixture_gradient != ordinary_gradient) {
       Write(mixture_gradient);
-      StoreGradients(mixture_unit, mixture_gradient);
+      gradients_.Store(mixture_unit, mixture_gradient);
     }
     Node& mixer = Add(NodeKind::kBackwardMixer, Resource::kCompute);
     mixer.layer = layer;
@@ -304,74 +288,14 @@ class GraphBuilder {
     Read(boundary);
     Read(Saved(layer, "mixer"));
     Write(ordinary_gradient);
-    StoreGradients(ordinary, ordinary_gradient);
+    TakeBoundaries(layer);
+    gradients_.Store(ordinary, ordinary_gradient);
   }
 
   int64_t GradientBuffer(int64_t unit) {
     const ParameterUnit& description = layout_.units()[unit];
-    const WindowSet::Slot slot = gradients_.Take(description.kind, unit);
+    const WindowSet::Slot slot = gradient_buffers_.Take(description.kind, unit);
     return BufferIndex("gradient." + slot.name, Space::kDevice, description.elements * 4);
-  }
-
-  void StoreGradients(int64_t unit, int64_t gradient) {
-    const bool resident = layout_.resident(unit);
-    const Resource resource = !resident                     ? Resource::kDeviceToHost
-                              : layout_.rank_count() == 1 ? Resource::kDeviceUpdate
-                                                          : Resource::kCollective;
-    for (int64_t c = layout_.first_chunk(unit); c < layout_.first_chunk(unit + 1); ++c) {
-      const int64_t from = layout_.reduces_on_devices() ? Reduce(unit, c, gradient) : gradient;
-      Node& store = Add(NodeKind::kStoreGradient, resource);
-      store.unit = unit;
-      store.chunk = c;
-      store.buffer = from;
-      store.bytes = resource == Resource::kDeviceUpdate ? 0 : StoredBytes(c);
-      Read(from);
-      Landed(c);
-    }
-    Norms(unit);
-  }
-
-  // What a rank stores of a chunk's gradient: its partial, or its slice of the sum.
-  int64_t StoredBytes(int64_t c) const {
-    const int64_t bytes = layout_.chunks()[c].elements * layout_.gradient_bytes();
-    return layout_.reduces_on_devices() ? bytes / layout_.rank_count() : bytes;
-  }
-
-  // Sums the ranks' partials, each rank its slice; returns the buffer that holds it.
-  int64_t Reduce(int64_t unit, int64_t c, int64_t gradient) {
-    const int64_t value_bytes = layout_.reduction() == v1::GRADIENT_REDUCTION_DEVICE_FLOAT32 ? 4 : 2;
-    const int64_t slice_bytes = layout_.chunks()[c].elements / layout_.rank_count() * value_bytes;
-    const int64_t slot = BufferIndex("gradient.reduced." + std::to_string(reduced_++ % kReducedSlots),
-                                     Space::kDevice, slice_bytes);
-    Node& reduce = Add(NodeKind::kReduceGradient, Resource::kCollective);
-    reduce.unit = unit;
-    reduce.chunk = c;
-    reduce.buffer = slot;
-    reduce.gradient = gradient;
-    // From each of the others.
-    reduce.bytes = slice_bytes * (layout_.rank_count() - 1);
-    Read(gradient);
-    Write(slot);
-    return slot;
-  }
-
-  // The last node completes the gradient of chunk `c` on this rank.
-  void Landed(int64_t c) {
-    stores_.push_back(last());
-    landed_[c] = last();
-  }
-
-  // The owner of a resident chunk sums the ranks' partials once the last micro-batch is in.
-  void Norms(int64_t unit) {
-    if (!layout_.resident(unit) || micro_batch_ + 1 < plan_.accumulation()) return;
-    for (int64_t c = layout_.first_chunk(unit); c < layout_.first_chunk(unit + 1); ++c) {
-      Node& norm = Add(NodeKind::kNorm, Resource::kDeviceUpdate);
-      norm.unit = unit;
-      norm.chunk = c;
-      norm.owner_rank = layout_.chunks()[c].owner_rank;
-      After(landed_.at(c));
-      Landed(c);
-    }
   }
 
   // Added to what the head has put into the gradient, which then goes as any other.
@@ -381,7 +305,7 @@ class GraphBuilder {
     node.unit = embedding_;
     node.gradient = gradient;
     Write(gradient);
-    StoreGradients(embedding_, gradient);
+    gradients_.Store(embedding_, gradient);
   }
 
   void EmbeddingBackward() {
@@ -390,60 +314,8 @@ class GraphBuilder {
     Node& node = Add(NodeKind::kEmbeddingBackward, Resource::kCompute);
     node.unit = embedding_;
     Write(rows);
-    if (micro_batch_ + 1 < plan_.accumulation()) return;
-    Node& store = Add(NodeKind::kStoreRows, layout_.resident(embedding_) ? Resource::kDeviceUpdate
-                                                                        : Resource::kDeviceToHost);
-    store.unit = embedding_;
-    Read(rows);
-    for (int64_t c = layout_.first_chunk(embedding_); c < layout_.first_chunk(embedding_ + 1); ++c) {
-      Landed(c);
-    }
-    Norms(embedding_);
-  }
-
-  // In the order of next use. The executor of a worker runs those of its own resident chunks.
-  void Updates() {
-    const bool deferred = plan_.update_mode() == v1::UPDATE_MODE_DEFERRED;
-    int64_t gate = loss_node_;
-    if (deferred) {
-      Add(NodeKind::kClip, Resource::kHostOptimizer);
-      for (const int64_t store : stores_) After(store);
-      gate = last();
-    }
-    std::map<int64_t, int64_t> new_updates;
-    for (const Chunk& chunk : layout_.chunks()) {
-      Node& update = Add(NodeKind::kUpdate, chunk.owner_rank < 0 ? Resource::kHostOptimizer
-                                                                 : Resource::kDeviceUpdate);
-      update.unit = chunk.unit;
-      update.chunk = chunk.index;
-      update.owner_rank = chunk.owner_rank;
-      update.bytes = chunk.elements * layout_.update_traffic_bytes(chunk.unit);
-      After(landed_.at(chunk.index));
-      After(gate);
-      if (UsedInPlace(chunk.unit)) Write(Weights(chunk.unit));
-      new_updates[chunk.index] = last();
-    }
-    WaitForBacklogSlots(new_updates);
-    updates_ = std::move(new_updates);
-  }
-
-  // A backlog slot is a buffer too: its next writer waits for the update that reads it, in this step or the
-  // one before. Executors keep these edges by the word `backlog_freed`.
-  void WaitForBacklogSlots(const std::map<int64_t, int64_t>& new_updates) {
-    const int64_t slots = layout_.ring_slot_count();
-    const int64_t in_step = layout_.ring_chunks_per_step();
-    std::map<int64_t, int64_t> chunk_at;  // By position in the step's store order.
-    for (const Chunk& chunk : layout_.chunks()) {
-      const int64_t position = layout_.ring_sequence(chunk.index, 0);
-      if (position >= 0) chunk_at[position] = chunk.index;
-    }
-    for (const auto& [position, chunk] : chunk_at) {
-      const int64_t before = position - slots;
-      const auto& updates = before >= 0 ? new_updates : updates_;
-      const auto reader = updates.find(chunk_at.at(before >= 0 ? before : before + in_step));
-      if (reader == updates.end()) continue;
-      assembly_.After(landed_.at(chunk), reader->second);
-    }
+    if (assembly_.micro_batch() + 1 < plan_.accumulation()) return;
+    gradients_.StoreRows(embedding_, rows);
   }
 
   StepGraph Take() {
@@ -461,20 +333,17 @@ class GraphBuilder {
   const v1::Plan& plan_;
   const SharedLayout& layout_;
   const BatchShape batch_;
+  const BoundarySchedule boundaries_;
   WindowSet windows_;
-  WindowSet gradients_;
+  WindowSet gradient_buffers_;
   int64_t embedding_ = -1;
   int64_t head_ = -1;
   std::map<int64_t, int64_t> layer_unit_;
   std::map<int64_t, int64_t> experts_unit_;
+  std::map<int64_t, int64_t> boundary_taken_;  // Layer to the node behind which its place is taken.
 
   GraphAssembly assembly_;
-  std::vector<int64_t> stores_;            // Of this step.
-  std::map<int64_t, int64_t> landed_;      // Chunk to the node that completes its gradient.
-  std::map<int64_t, int64_t> updates_;     // Chunk to its newest update.
-  int64_t loss_node_ = -1;
-  int64_t reduced_ = 0;                    // Chunks of this step that were reduced so far.
-  int micro_batch_ = 0;
+  GradientNodes gradients_;
 };
 
 }  // namespace

@@ -56,6 +56,8 @@ uint64_t StepGraph::Hash() const {
       hash.Add(buffer);
     }
     hash.Add(node.bytes);
+    hash.Add(static_cast<int64_t>(node.takes.size()));
+    for (const int64_t layer : node.takes) hash.Add(layer);
     for (const Edge& edge : node.predecessors) {
       hash.Add(edge.node);
       hash.Add(edge.distance);

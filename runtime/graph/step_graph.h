@@ -72,6 +72,9 @@ struct Node {
   int64_t mixture_weights = -1;
   int64_t gradient = -1;
   int64_t mixture_gradient = -1;
+  // Layers whose returning inputs get their place in the operators' memory at the end of this compute node
+  // (boundary_schedule.h).
+  std::vector<int64_t> takes;
   std::vector<Edge> predecessors;
   std::vector<int64_t> reads;  // Buffers.
   std::vector<int64_t> writes;

@@ -65,12 +65,18 @@ void ChromeTrace::Add(TraceEvent event) {
   events_.push_back(std::move(event));
 }
 
+void ChromeTrace::AddCounter(TraceCounter counter) {
+  AddProcess(counter.process);
+  counters_.push_back(std::move(counter));
+}
+
 void ChromeTrace::Merge(const ChromeTrace& part) {
   for (const Process& process : part.processes_) {
     AddProcess(process.name);
     for (const std::string& row : process.rows) AddRow(process.name, row);
   }
   events_.insert(events_.end(), part.events_.begin(), part.events_.end());
+  counters_.insert(counters_.end(), part.counters_.begin(), part.counters_.end());
 }
 
 std::string ChromeTrace::ToJson() const {
@@ -117,6 +123,15 @@ std::string ChromeTrace::ToJson() const {
         append(json);
       }
       tid += static_cast<int64_t>(lane_count);
+    }
+    for (const TraceCounter& counter : counters_) {
+      if (counter.process != process.name) continue;
+      append({{"ph", "C"},
+              {"name", counter.name},
+              {"pid", pid},
+              {"tid", 0},
+              {"ts", counter.time_microseconds},
+              {"args", {{"bytes", counter.bytes}}}});
     }
   }
   return text + "\n]}\n";
@@ -171,6 +186,16 @@ Result<ChromeTrace> ChromeTrace::FromJson(const std::string& text, const std::st
         event.bytes = (*args)["bytes"].get<int64_t>();
       }
       trace.Add(std::move(event));
+    } else if (entry["ph"] == "C") {
+      if (!entry.contains("ts") || !entry["ts"].is_number() || args == nullptr || !args->contains("bytes") ||
+          !(*args)["bytes"].is_number_integer()) {
+        return refuse("curve \"" + name + "\" without ts or bytes");
+      }
+      if (!process_names.contains(row.first)) return refuse("curve \"" + name + "\" of a process without a name");
+      trace.AddCounter({.name = name,
+                        .process = process_names[row.first],
+                        .time_microseconds = entry["ts"].get<double>(),
+                        .bytes = (*args)["bytes"].get<int64_t>()});
     }
   }
   return trace;

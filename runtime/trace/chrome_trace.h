@@ -23,6 +23,14 @@ struct TraceEvent {
   int64_t bytes = -1;  // -1: moves none.
 };
 
+// A point of a curve that stays at its value until the next point.
+struct TraceCounter {
+  std::string name;     // "device memory"
+  std::string process;  // "rank 0"
+  double time_microseconds = 0;
+  int64_t bytes = 0;
+};
+
 class ChromeTrace {
  public:
   // Where the process stands in the picture, the lowest on top; rows stand in the order of first
@@ -31,10 +39,12 @@ class ChromeTrace {
   void AddProcess(const std::string& process);
   void AddRow(const std::string& process, const std::string& row);
   void Add(TraceEvent event);
+  void AddCounter(TraceCounter counter);
   // Everything of `part`, its processes and rows after ours unless we have them.
   void Merge(const ChromeTrace& part);
 
   const std::vector<TraceEvent>& events() const { return events_; }
+  const std::vector<TraceCounter>& counters() const { return counters_; }
 
   // Events of one row that overlap only in part go to extra rows "<row> (2)", since the format can
   // show a row's events side by side or nested only.
@@ -56,6 +66,7 @@ class ChromeTrace {
 
   std::vector<Process> processes_;
   std::vector<TraceEvent> events_;
+  std::vector<TraceCounter> counters_;
 };
 
 }  // namespace oom

@@ -120,6 +120,7 @@ std::unique_ptr<TestJob> RandomJob(uint64_t seed, const JobShape& shape) {
                                 : v1::GRADIENT_REDUCTION_DEVICE_BFLOAT16);
   }
   job->plan.set_micro_batch_tokens(random.Between(1, 3) * 4);
+  job->plan.mutable_partitions()->set_attention_head_group_count(random.Chance(0.3) ? 2 : 1);
   ScrambleBitNeutral(random, shape, &job->plan);
   job->Derive();
   return job;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 
+#include "runtime/base/check.h"
 #include "tests/graph/reference_job.h"
 
 namespace oom::testing {
@@ -49,6 +50,7 @@ FakeWorker::FakeWorker(const Options& options)
                                             options_.job->model.hidden_size);
   activation_.assign(layers + 1, std::vector<float>(elements));
   device_boundary_.assign(layers, std::vector<float>(elements));
+  boundary_in_.resize(layers);
   digest_.resize(options_.job->layout->units().size());
   batches_.resize(static_cast<size_t>(options_.job->plan.accumulation()) * 2);
 
@@ -234,14 +236,32 @@ Status FakeWorker::Run(const Node& node, int64_t step) {
       return plane_.StoreBoundary(node, reinterpret_cast<const std::byte*>(
                                             activation_[static_cast<size_t>(node.layer)].data()));
     case NodeKind::kLoadBoundary:
-      return plane_.LoadBoundary(node, arena_->At(options_.job->graph, node.buffer));
+      return plane_.LoadBoundary(node, BoundaryPlace(node));
     case NodeKind::kNorm:
       return plane_.Norm(node, step);
     case NodeKind::kUpdate:
       return plane_.Update(node, step);
     default:
-      return Compute(node, step);
+      OOM_RETURN_IF_ERROR(Compute(node, step));
+      for (const int64_t layer : node.takes) {
+        boundary_in_[static_cast<size_t>(layer)].resize(BoundaryBytes());
+      }
+      return Status::Ok();
   }
+}
+
+size_t FakeWorker::BoundaryBytes() const {
+  return static_cast<size_t>(options_.job->batch.micro_batch_tokens() *
+                             options_.job->model.hidden_size *
+                             options_.job->layout->activation_bytes());
+}
+
+std::byte* FakeWorker::BoundaryPlace(const Node& node) {
+  std::byte* const planned = arena_->At(options_.job->graph, node.buffer);
+  if (planned != nullptr) return planned;
+  std::vector<std::byte>& taken = boundary_in_[static_cast<size_t>(node.layer)];
+  OOM_CHECK(taken.size() == BoundaryBytes());  // Taken, and by the edges' order visible here.
+  return taken.data();
 }
 
 Status FakeWorker::Compute(const Node& node, int64_t step) {
@@ -291,9 +311,9 @@ Status FakeWorker::Compute(const Node& node, int64_t step) {
     case NodeKind::kReplayMixer: {
       if (node.buffer >= 0) {
         // The boundary went out as the raw bytes at the front of the activation.
-        const std::byte* back = arena_->At(options_.job->graph, node.buffer);
         float first;
-        std::memcpy(&first, back, sizeof(first));
+        std::memcpy(&first, BoundaryPlace(node), sizeof(first));
+        boundary_in_[layer] = {};
         if (first != value) return Broken(node, step, "another boundary came back");
       } else if (device_boundary_[layer].front() != value) {
         return Broken(node, step, "another boundary was kept");

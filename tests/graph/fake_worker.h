@@ -64,6 +64,9 @@ class FakeWorker : public NodeRunner {
   void FillGradient(int64_t unit, int64_t buffer, const Node& node, int64_t step);
   Status GatherRows(const Node& node, int64_t step);
   void EmbeddingBackward(const Node& node, int64_t step);
+  size_t BoundaryBytes() const;
+  // Where the input of the node's layer comes back to: the plan's buffer, or what compute has taken for it.
+  std::byte* BoundaryPlace(const Node& node);
   float BoundaryValue(int64_t layer, int64_t step, int micro_batch) const;
 
   const Options options_;
@@ -76,6 +79,7 @@ class FakeWorker : public NodeRunner {
   // Handed from node to node; only the graph's edges protect them.
   std::vector<std::vector<float>> activation_;
   std::vector<std::vector<float>> device_boundary_;
+  std::vector<std::vector<std::byte>> boundary_in_;
   std::vector<Digest> digest_;  // Of the compute stream, by unit.
   struct Batch {
     std::vector<int64_t> tokens;

@@ -102,6 +102,28 @@ TEST(ChromeTraceTest, ReadsBackWhatItWrote) {
   EXPECT_EQ(read->ToJson(), trace.ToJson());
 }
 
+TEST(ChromeTraceTest, CurvesAreOfTheirProcess) {
+  ChromeTrace host, rank;
+  host.Add(Event("job host", "optimizer", 1, 2));
+  rank.Add(Event("rank 0", "compute", 3, 1));
+  rank.AddCounter({.name = "device memory", .process = "rank 0", .time_microseconds = 3, .bytes = int64_t{5} << 33});
+  rank.AddCounter({.name = "device memory", .process = "rank 0", .time_microseconds = 4.25, .bytes = 0});
+  const auto read = ChromeTrace::FromJson(rank.ToJson(), "t");
+  ASSERT_TRUE(read.ok()) << read.status().ToString();
+  host.Merge(*read);
+  ASSERT_EQ(host.counters().size(), 2u);
+  EXPECT_EQ(host.counters()[0].bytes, int64_t{5} << 33);
+  EXPECT_EQ(host.counters()[1].time_microseconds, 4.25);
+  int points = 0;
+  for (const Json& event : Json::parse(host.ToJson())["traceEvents"]) {
+    if (event["ph"] != "C") continue;
+    ++points;
+    EXPECT_EQ(event["pid"], 2);  // "rank 0" stands below the job host.
+    EXPECT_EQ(event["name"], "device memory");
+  }
+  EXPECT_EQ(points, 2);
+}
+
 TEST(ChromeTraceTest, AnEmptyTraceIsValid) {
   const auto read = ChromeTrace::FromJson(ChromeTrace().ToJson(), "t");
   ASSERT_TRUE(read.ok());
@@ -114,6 +136,8 @@ TEST(ChromeTraceTest, OtherTextIsRefused) {
         "{\"traceEvents\": [{\"ph\": \"X\", \"name\": \"a\", \"pid\": 1, \"tid\": 1}]}",
         "{\"traceEvents\": [{\"ph\": \"X\", \"name\": \"a\", \"pid\": 1, \"tid\": 1, "
         "\"ts\": 1, \"dur\": 1}]}",
+        "{\"traceEvents\": [{\"ph\": \"C\", \"name\": \"a\", \"pid\": 1, \"tid\": 0, "
+        "\"ts\": 1, \"args\": {\"bytes\": 1}}]}",
         "{\"traceEvents\": [{\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": 1, "
         "\"tid\": 1, \"args\": {\"name\": 5}}]}"}) {
     const auto read = ChromeTrace::FromJson(text, "file.json");
