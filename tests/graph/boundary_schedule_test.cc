@@ -80,7 +80,7 @@ TEST(BoundaryScheduleTest, OnlyWhatLeftForTheHostComesBack) {
 // a grouped attention by that layer's backward.
 TEST(BoundaryScheduleTest, TheLoadComesAfterTheNodeThatTakesItsPlace) {
   int on_demand = 0;
-  for (uint64_t seed = 1; seed <= 60; ++seed) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
     const auto job = RandomJob(seed, JobShape{});
     SCOPED_TRACE("seed " + std::to_string(seed) + " " + job->plan.ShortDebugString());
     const BoundarySchedule schedule(job->model, job->plan);

@@ -114,8 +114,9 @@ TEST(ChromeTraceTest, CurvesAreOfTheirProcess) {
   ASSERT_EQ(host.counters().size(), 2u);
   EXPECT_EQ(host.counters()[0].bytes, int64_t{5} << 33);
   EXPECT_EQ(host.counters()[1].time_microseconds, 4.25);
+  const Json json = Json::parse(host.ToJson());
   int points = 0;
-  for (const Json& event : Json::parse(host.ToJson())["traceEvents"]) {
+  for (const Json& event : json["traceEvents"]) {
     if (event["ph"] != "C") continue;
     ++points;
     EXPECT_EQ(event["pid"], 2);  // "rank 0" stands below the job host.

@@ -103,7 +103,8 @@ class Blocks {
     return x_TNd.narrow(0, block.first_token, block.tokens)
         .view({block.tokens, groups_, heads_of_group_, head_size_})
         .transpose(0, 1)
-        .reshape({groups_, RowsOf(block), head_size_});
+        .reshape({groups_, RowsOf(block), head_size_})
+        .contiguous();  // With one head a group reshaping alone copies nothing.
   }
 
   // And back, rounded.

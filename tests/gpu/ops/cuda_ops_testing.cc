@@ -154,12 +154,21 @@ at::Tensor RowsOfClearChoice(const ModelDescription& model, const LayerTensors& 
 }
 
 Comparison::~Comparison() {
-  const double gpu = std::sqrt(gpu_squares_);
-  const double composite = std::sqrt(composite_squares_);
-  // Written so that NaN fails.
+  Squares all;
+  for (const auto& [what, squares] : by_result_) {
+    const double of_gpu = std::sqrt(squares.gpu / static_cast<double>(squares.count));
+    const double of_composite = std::sqrt(squares.composite / static_cast<double>(squares.count));
+    // Written so that NaN fails, here and below.
+    EXPECT_TRUE(of_gpu <= 3.0 * of_composite + 1e-6)
+        << name_ << " " << what << ": error " << of_gpu << " against the composite's " << of_composite;
+    all.gpu += squares.gpu;
+    all.composite += squares.composite;
+  }
+  const double gpu = std::sqrt(all.gpu), composite = std::sqrt(all.composite);
   EXPECT_TRUE(gpu <= 1.5 * composite)
       << name_ << ": error " << gpu << " against the composite's " << composite;
   std::printf("%s: errors %.2f times the composite's\n", name_.c_str(), gpu / composite);
+  std::fflush(stdout);  // A program that ends in a check says how far it got.
 }
 
 void Comparison::Add(const std::string& what, const at::Tensor& gpu, const at::Tensor& composite,
@@ -168,10 +177,10 @@ void Comparison::Add(const std::string& what, const at::Tensor& gpu, const at::T
   ASSERT_EQ(gpu.sizes(), exact.sizes()) << name_ << " " << what;
   const double of_gpu = Error(gpu, exact);
   const double of_composite = Error(composite, exact);
-  EXPECT_TRUE(of_gpu <= 3.0 * of_composite + 1e-6) << name_ << " " << what << ": error " << of_gpu
-                                                   << " against the composite's " << of_composite;
-  gpu_squares_ += of_gpu * of_gpu;
-  composite_squares_ += of_composite * of_composite;
+  Squares& squares = by_result_[what];
+  squares.gpu += of_gpu * of_gpu;
+  squares.composite += of_composite * of_composite;
+  ++squares.count;
 }
 
 void Comparison::Add(const LayerTensors& gpu, const LayerTensors& composite,
