@@ -14,7 +14,8 @@ BoundarySchedule::BoundarySchedule(const ModelDescription& model, const v1::Plan
   };
   for (int64_t layer = 0; layer < layers; ++layer) {
     const v1::LayerPlan& layer_plan = plan.layers(static_cast<int>(layer));
-    returns_.push_back(layer_plan.boundary() == v1::BOUNDARY_HOME_HOST && !layer_plan.retain_mixer());
+    returns_.push_back(layer_plan.boundary() == v1::BOUNDARY_HOME_HOST &&
+                       !layer_plan.retain_mixer());
     on_demand_ = on_demand_ || in_groups(layer);
   }
   if (!on_demand_) return;

@@ -37,7 +37,7 @@ void GradientNodes::AfterUpdatesOf(int64_t unit) {
 
 void GradientNodes::Store(int64_t unit, int64_t gradient) {
   const bool resident = layout_.resident(unit);
-  const Resource resource = !resident                     ? Resource::kDeviceToHost
+  const Resource resource = !resident                   ? Resource::kDeviceToHost
                             : layout_.rank_count() == 1 ? Resource::kDeviceUpdate
                                                         : Resource::kCollective;
   for (int64_t c = layout_.first_chunk(unit); c < layout_.first_chunk(unit + 1); ++c) {
@@ -55,7 +55,7 @@ void GradientNodes::Store(int64_t unit, int64_t gradient) {
 
 void GradientNodes::StoreRows(int64_t embedding, int64_t rows) {
   Node& store = Add(NodeKind::kStoreRows, layout_.resident(embedding) ? Resource::kDeviceUpdate
-                                                                     : Resource::kDeviceToHost);
+                                                                      : Resource::kDeviceToHost);
   store.unit = embedding;
   assembly_.Read(rows);
   for (int64_t c = layout_.first_chunk(embedding); c < layout_.first_chunk(embedding + 1); ++c) {
@@ -118,8 +118,8 @@ void GradientNodes::Updates() {
   }
   std::map<int64_t, int64_t> new_updates;
   for (const Chunk& chunk : layout_.chunks()) {
-    Node& update = Add(NodeKind::kUpdate, chunk.owner_rank < 0 ? Resource::kHostOptimizer
-                                                               : Resource::kDeviceUpdate);
+    Node& update = Add(NodeKind::kUpdate,
+                       chunk.owner_rank < 0 ? Resource::kHostOptimizer : Resource::kDeviceUpdate);
     update.unit = chunk.unit;
     update.chunk = chunk.index;
     update.owner_rank = chunk.owner_rank;
@@ -133,8 +133,8 @@ void GradientNodes::Updates() {
   updates_ = std::move(new_updates);
 }
 
-// A backlog slot is a buffer too: its next writer waits for the update that reads it, in this step or the
-// one before. Executors keep these edges by the word `backlog_freed`.
+// A backlog slot is a buffer too: its next writer waits for the update that reads it, in this step
+// or the one before. Executors keep these edges by the word `backlog_freed`.
 void GradientNodes::WaitForBacklogSlots(const std::map<int64_t, int64_t>& new_updates) {
   const int64_t slots = layout_.ring_slot_count();
   const int64_t in_step = layout_.ring_chunks_per_step();

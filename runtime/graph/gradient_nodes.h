@@ -1,6 +1,6 @@
-// GradientNodes adds to a graph what becomes of gradients: sums over ranks, stores to where their updater reads them,
-// norms, clipping, updates; and it knows which update the next reader of a weight waits for. Used by one builder, on one
-// assembly.
+// GradientNodes adds to a graph what becomes of gradients: sums over ranks, stores to where their
+// updater reads them, norms, clipping, updates; and it knows which update the next reader of a
+// weight waits for. Used by one builder, on one assembly.
 
 #pragma once
 
@@ -35,7 +35,8 @@ class GradientNodes {
 
   // The last node needs the unit's newest version: updates of the step before.
   void AfterUpdatesOf(int64_t unit);
-  // The step's updates, in the order of next use. The executor of a worker runs those of its own resident chunks.
+  // The step's updates, in the order of next use. The executor of a worker runs those of its own
+  // resident chunks.
   void Updates();
 
  private:
@@ -53,7 +54,7 @@ class GradientNodes {
   std::map<int64_t, int64_t> landed_;   // Chunk to the node that completes its gradient.
   std::map<int64_t, int64_t> updates_;  // Chunk to its newest update.
   int64_t loss_node_ = -1;
-  int64_t reduced_ = 0;                 // Chunks of this step that were reduced so far.
+  int64_t reduced_ = 0;  // Chunks of this step that were reduced so far.
 };
 
 }  // namespace oom

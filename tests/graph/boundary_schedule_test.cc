@@ -1,5 +1,5 @@
-// Goal: inputs on their way back never lie beside the workspace of a grouped attention above them, and elsewhere come as
-// early as the plan's places would let them.
+// Goal: inputs on their way back never lie beside the workspace of a grouped attention above them,
+// and elsewhere come as early as the plan's places would let them.
 
 #include "runtime/graph/boundary_schedule.h"
 
@@ -51,10 +51,12 @@ TEST(BoundaryScheduleTest, WithoutGroupsThePlansPlacesTakeTurns) {
 }
 
 TEST(BoundaryScheduleTest, BelowAGroupedAttentionAnInputWaitsForItsBackward) {
-  const ModelDescription model = ModelOf("ddda" "ddda");
+  const ModelDescription model = ModelOf(
+      "ddda"
+      "ddda");
   const BoundarySchedule schedule(model, PlanOf(model, 2, 2));
   EXPECT_TRUE(schedule.taken_on_demand());
-  EXPECT_EQ(schedule.TakenBehind(8), (Layers{7}));     // Under the head; 6 is below an attention.
+  EXPECT_EQ(schedule.TakenBehind(8), (Layers{7}));  // Under the head; 6 is below an attention.
   EXPECT_EQ(schedule.TakenBehind(7), (Layers{6, 5}));
   EXPECT_EQ(schedule.TakenBehind(6), (Layers{4}));
   EXPECT_EQ(schedule.TakenBehind(5), (Layers{3}));
@@ -76,15 +78,16 @@ TEST(BoundaryScheduleTest, OnlyWhatLeftForTheHostComesBack) {
   EXPECT_TRUE(schedule.TakenBehind(1).empty());
 }
 
-// The graph keeps what the schedule says: a place that the operators give is taken by an earlier compute node, and below
-// a grouped attention by that layer's backward.
+// The graph keeps what the schedule says: a place that the operators give is taken by an earlier
+// compute node, and below a grouped attention by that layer's backward.
 TEST(BoundaryScheduleTest, TheLoadComesAfterTheNodeThatTakesItsPlace) {
   int on_demand = 0;
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     const auto job = RandomJob(seed, JobShape{});
     SCOPED_TRACE("seed " + std::to_string(seed) + " " + job->plan.ShortDebugString());
     const BoundarySchedule schedule(job->model, job->plan);
-    std::map<std::pair<int, int64_t>, int64_t> taken;  // Micro-batch and layer to the node that takes the place.
+    std::map<std::pair<int, int64_t>, int64_t>
+        taken;  // Micro-batch and layer to the node that takes the place.
     const std::vector<Node>& nodes = job->graph.nodes;
     for (size_t i = 0; i < nodes.size(); ++i) {
       for (const int64_t layer : nodes[i].takes) {
@@ -97,8 +100,9 @@ TEST(BoundaryScheduleTest, TheLoadComesAfterTheNodeThatTakesItsPlace) {
       if (!schedule.taken_on_demand()) continue;
       ++on_demand;
       const int64_t taker = taken.at({nodes[i].micro_batch, nodes[i].layer});
-      ASSERT_TRUE(std::any_of(nodes[i].predecessors.begin(), nodes[i].predecessors.end(),
-                              [&](const Edge& edge) { return edge.distance == 0 && edge.node == taker; }));
+      ASSERT_TRUE(
+          std::any_of(nodes[i].predecessors.begin(), nodes[i].predecessors.end(),
+                      [&](const Edge& edge) { return edge.distance == 0 && edge.node == taker; }));
       const int64_t above = nodes[i].layer + 1;
       if (above < job->model.layer_count() && job->model.layer(above).attention.kv_head_count > 1) {
         ASSERT_EQ(nodes[static_cast<size_t>(taker)].kind, NodeKind::kBackwardMixer);

@@ -65,7 +65,8 @@ class FakeWorker : public NodeRunner {
   Status GatherRows(const Node& node, int64_t step);
   void EmbeddingBackward(const Node& node, int64_t step);
   size_t BoundaryBytes() const;
-  // Where the input of the node's layer comes back to: the plan's buffer, or what compute has taken for it.
+  // Where the input of the node's layer comes back to: the plan's buffer, or what compute has taken
+  // for it.
   std::byte* BoundaryPlace(const Node& node);
   float BoundaryValue(int64_t layer, int64_t step, int micro_batch) const;
 

@@ -111,7 +111,8 @@ TEST_F(GraphTest, BytesFollowClosedFormulas) {
         job.batch.micro_batch_tokens() * job.model.hidden_size * layout.activation_bytes();
     const int64_t ranks = layout.rank_count();
     const bool in_place = ranks == 1;
-    const int64_t reduced_bytes = job.plan.reduction() == v1::GRADIENT_REDUCTION_DEVICE_FLOAT32 ? 4 : 2;
+    const int64_t reduced_bytes =
+        job.plan.reduction() == v1::GRADIENT_REDUCTION_DEVICE_FLOAT32 ? 4 : 2;
     std::map<Resource, int64_t> expected, actual;
     std::map<UnitKind, std::vector<int64_t>> classes;
     for (const ParameterUnit& unit : layout.units()) {
@@ -122,8 +123,7 @@ TEST_F(GraphTest, BytesFollowClosedFormulas) {
       }
       if (!(resident && in_place)) classes[unit.kind].push_back(unit.index);
       const bool reduces = job.plan.reduction() != v1::GRADIENT_REDUCTION_HOST && !in_place;
-      const int64_t gradients =
-          a * unit.elements / (reduces ? ranks : 1) * layout.gradient_bytes();
+      const int64_t gradients = a * unit.elements / (reduces ? ranks : 1) * layout.gradient_bytes();
       if (reduces) {
         expected[Resource::kCollective] += unit.elements / ranks * reduced_bytes * (ranks - 1);
       }
@@ -141,9 +141,9 @@ TEST_F(GraphTest, BytesFollowClosedFormulas) {
         if (once) loads = 1;
         const int64_t weights = loads * unit.elements * layout.weight_bytes();
         const bool resident = layout.resident(unit.index);
-        const bool shards = !resident && !in_place &&
-                            job.plan.units(static_cast<int>(unit.index)).delivery() ==
-                                v1::PARAMETER_DELIVERY_SHARD;
+        const bool shards =
+            !resident && !in_place &&
+            job.plan.units(static_cast<int>(unit.index)).delivery() == v1::PARAMETER_DELIVERY_SHARD;
         expected[resident ? Resource::kCollective : Resource::kHostToDevice] +=
             shards ? weights / ranks : weights;
         if (shards) expected[Resource::kCollective] += weights - weights / ranks;
@@ -159,7 +159,8 @@ TEST_F(GraphTest, BytesFollowClosedFormulas) {
         // An embedding's partials are rows, as many as the batch has, unless it is tied.
         const bool rows = layout.gradient_by_row(node.unit);
         const bool reduces = job.plan.reduction() != v1::GRADIENT_REDUCTION_HOST;
-        const int64_t per_element = 24 + (rows ? 0 : layout.gradient_bytes() * (reduces ? 1 : ranks));
+        const int64_t per_element =
+            24 + (rows ? 0 : layout.gradient_bytes() * (reduces ? 1 : ranks));
         EXPECT_EQ(node.bytes,
                   layout.chunks()[static_cast<size_t>(node.chunk)].elements * per_element);
       } else if (node.bytes > 0) {
@@ -178,10 +179,9 @@ TEST_F(GraphTest, EvaluationPublishesNothing) {
         {.model = &job.model, .plan = &job.plan, .layout = job.layout.get(), .batch = job.batch});
     const Order order(graph);
     ASSERT_FALSE(order.cyclic());
-    const std::set<NodeKind> allowed = {NodeKind::kGatherRows, NodeKind::kLoadUnit,
-                                        NodeKind::kGatherUnit,
-                                        NodeKind::kForwardMixer, NodeKind::kForwardMixture,
-                                        NodeKind::kEvaluationHead};
+    const std::set<NodeKind> allowed = {NodeKind::kGatherRows,     NodeKind::kLoadUnit,
+                                        NodeKind::kGatherUnit,     NodeKind::kForwardMixer,
+                                        NodeKind::kForwardMixture, NodeKind::kEvaluationHead};
     for (const Node& node : graph.nodes)
       ASSERT_TRUE(allowed.contains(node.kind)) << NodeKindName(node.kind);
     std::map<std::string, int64_t> training;

@@ -57,8 +57,8 @@ TEST(PlanJob, AGeometryIsPlannedForItsBudgetsWhateverTheNodeHas) {
       Refused(PlanJob(Geometry("none"), small), Code::kNotFound, "INVALID_INPUT", "model.config"));
 }
 
-// Goal: where the plain plan does not fit, operators come in parts and buffers are given up until it does, and where
-// it fits nothing of that happens.
+// Goal: where the plain plan does not fit, operators come in parts and buffers are given up until
+// it does, and where it fits nothing of that happens.
 TEST(PlanJob, OperatorsComeInPartsWhereTheWholeDoesNotFit) {
   const auto plan = [](v1::JobSpec spec, int64_t sequences, int64_t length, int64_t gpu_bytes) {
     spec.mutable_devices()->set_kind(v1::DEVICE_KIND_CUDA);

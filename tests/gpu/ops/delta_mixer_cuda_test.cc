@@ -38,16 +38,21 @@ struct DeltaResult {
 class DeltaRun {
  public:
   DeltaRun(const DeltaCase& c, const Setting& setting)
-      : model_(c.model), setting_(setting), seed_(100 * c.seed), batch_(MakePackedBatch(c.cu_seqlens)) {
+      : model_(c.model),
+        setting_(setting),
+        seed_(100 * c.seed),
+        batch_(MakePackedBatch(c.cu_seqlens)) {
     if (setting.gpu()) batch_ = OnGpu(std::move(batch_));
     const DeltaNetDescription& delta = model_.layer(0).delta_net;
     const GatedDeltaNetShape shape{.key_heads = delta.key_head_count,
                                    .value_heads = delta.value_head_count,
                                    .key_size = delta.key_head_size,
                                    .value_size = delta.value_head_size};
-    weights_.input_norm = setting(Random({model_.hidden_size}, seed_ + 60).mul_(0.2).to(at::kBFloat16));
-    weights_.delta_net = Moved(
-        RandomDeltaNet(shape, model_.hidden_size, delta.tap_count, seed_ + 61, at::kBFloat16), setting);
+    weights_.input_norm =
+        setting(Random({model_.hidden_size}, seed_ + 60).mul_(0.2).to(at::kBFloat16));
+    weights_.delta_net =
+        Moved(RandomDeltaNet(shape, model_.hidden_size, delta.tap_count, seed_ + 61, at::kBFloat16),
+              setting);
     x_ = RowsOf(1);
     for (int64_t first = 0; first < kTokens; first += c.segment_tokens) {
       segments_.push_back(CutSegment(batch_.cu_seqlens, batch_.document_starts, first,
