@@ -1,6 +1,7 @@
 #include <algorithm>
+#include <type_traits>
 
-#include "runtime/kernels/exponential.cuh"
+#include "runtime/kernels/activation.cuh"
 #include "runtime/kernels/launch.h"
 #include "runtime/kernels/packed.cuh"
 #include "runtime/kernels/swiglu.h"
@@ -8,11 +9,12 @@
 namespace oom {
 namespace {
 
+using internal::Activated;
+using internal::ActivatedOf;
+using internal::ActivationGradient;
 using internal::DivideUp;
 using internal::kPackedCount;
 using internal::Load;
-using internal::Logistic;
-using internal::LogisticOf;
 using internal::Pack;
 using internal::Packed;
 using internal::Product;
@@ -24,7 +26,7 @@ constexpr int kThreads = 256;
 constexpr int kRowsAtOnce = 4;  // A thread's rows in forward, so that eight loads are in flight.
 
 // blockDim.x threads side by side in a row, blockDim.y rows at once.
-template <class T, bool kWhole>
+template <class T, bool kWhole, Activation kActivation>
 __global__ void __launch_bounds__(kThreads)
     SwigluForwardKernel(SwigluShape shape, const T* gate_up_RF, T* y_RI) {
   constexpr int kCount = kPackedCount<T>;
@@ -43,16 +45,16 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int k = 0; k < kRowsAtOnce; ++k) {
       const int64_t row = first_row + k * blockDim.y;
-      float silu[kCount];
+      float act[kCount];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) silu[i] = LogisticOf<T>(gate[k][i]).silu;
-      Store<kWhole>(y_RI + row * shape.width + column, Product(Pack<T>(silu), up[k]), left[k]);
+      for (int i = 0; i < kCount; ++i) act[i] = ActivatedOf<kActivation, T>(gate[k][i]).value;
+      Store<kWhole>(y_RI + row * shape.width + column, Product(Pack<T>(act), up[k]), left[k]);
     }
   }
 }
 
 // A warp a row, since dw is a sum over it.
-template <class T, bool kWhole>
+template <class T, bool kWhole, Activation kActivation>
 __global__ void __launch_bounds__(kThreads)
     SwigluBackwardKernel(SwigluShape shape, SwigluBackwardArguments<T> a) {
   constexpr int kCount = kPackedCount<T>;
@@ -68,15 +70,15 @@ __global__ void __launch_bounds__(kThreads)
     const Packed<T> gate = Load<kWhole, kCount>(gate_at, left);
     const Packed<T> up = Load<kWhole, kCount>(gate_at + shape.width, left);
 
-    Logistic logistic[kCount];
-    float silu_values[kCount];
+    float logistic[kCount], act_values[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      logistic[i] = LogisticOf<T>(gate[i]);
-      silu_values[i] = logistic[i].silu;
+      const Activated of_gate = ActivatedOf<kActivation, T>(gate[i]);
+      logistic[i] = of_gate.logistic;
+      act_values[i] = of_gate.value;
     }
-    const Packed<T> silu = Pack<T>(silu_values);
-    const Packed<T> activated = Product(silu, up);
+    const Packed<T> act = Pack<T>(act_values);
+    const Packed<T> activated = Product(act, up);
     float weighted[kCount], d[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -88,20 +90,29 @@ __global__ void __launch_bounds__(kThreads)
       Store<kWhole>(a.weighted_RI + row * shape.width + column, Pack<T>(weighted), left);
     }
     const Packed<T> weighted_da = Pack<T>(d);
-    const Packed<T> dsilu = Product(weighted_da, up);
+    const Packed<T> dact = Product(weighted_da, up);
     float dgate[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float s = logistic[i].value;
-      dgate[i] = dsilu[i] * s * (1.0f + gate[i] * (1.0f - s));
+      dgate[i] = ActivationGradient<kActivation>(dact[i], gate[i], logistic[i]);
     }
     T* const dgate_at = a.dgate_up_RF + row * 2 * shape.width + column;
     Store<kWhole>(dgate_at, Pack<T>(dgate), left);
-    Store<kWhole>(dgate_at + shape.width, Product(weighted_da, silu), left);
+    Store<kWhole>(dgate_at + shape.width, Product(weighted_da, act), left);
   }
   if (a.dweight_R == nullptr) return;
   dweight = SumOverLanes<32>(dweight);
   if (lane == 0) a.dweight_R[row] = dweight;
+}
+
+// Calls launch(the activation, as std::integral_constant).
+template <class Launch>
+void WithActivation(Activation activation, const Launch& launch) {
+  if (activation == Activation::kGeluTanh) {
+    launch(std::integral_constant<Activation, Activation::kGeluTanh>());
+  } else {
+    launch(std::integral_constant<Activation, Activation::kSilu>());
+  }
 }
 
 template <class T>
@@ -112,11 +123,12 @@ void Forward(const SwigluShape& shape, const T* gate_up_RF, T* y_RI, cudaStream_
   const int across = static_cast<int>(std::min<int64_t>(DivideUp(vectors, 32) * 32, kThreads));
   const dim3 threads(across, kThreads / across);
   const auto blocks = static_cast<unsigned>(DivideUp(shape.rows, threads.y * kRowsAtOnce));
-  if (WholeVectors(shape.width * sizeof(T), gate_up_RF, y_RI)) {
-    SwigluForwardKernel<T, true><<<blocks, threads, 0, stream>>>(shape, gate_up_RF, y_RI);
-  } else {
-    SwigluForwardKernel<T, false><<<blocks, threads, 0, stream>>>(shape, gate_up_RF, y_RI);
-  }
+  const bool whole = WholeVectors(shape.width * sizeof(T), gate_up_RF, y_RI);
+  WithActivation(shape.activation, [&](auto activation) {
+    const auto kernel = whole ? SwigluForwardKernel<T, true, activation()>
+                              : SwigluForwardKernel<T, false, activation()>;
+    kernel<<<blocks, threads, 0, stream>>>(shape, gate_up_RF, y_RI);
+  });
   CheckLaunch("SwigluForward");
 }
 
@@ -125,11 +137,13 @@ void Backward(const SwigluShape& shape, const SwigluBackwardArguments<T>& a, cud
   OOM_CHECK(shape.rows >= 0 && shape.width > 0);
   if (shape.rows == 0) return;
   const auto blocks = static_cast<unsigned>(DivideUp(shape.rows, kThreads / 32));
-  if (WholeVectors(shape.width * sizeof(T), a.da_RI, a.gate_up_RF, a.dgate_up_RF, a.weighted_RI)) {
-    SwigluBackwardKernel<T, true><<<blocks, kThreads, 0, stream>>>(shape, a);
-  } else {
-    SwigluBackwardKernel<T, false><<<blocks, kThreads, 0, stream>>>(shape, a);
-  }
+  const bool whole =
+      WholeVectors(shape.width * sizeof(T), a.da_RI, a.gate_up_RF, a.dgate_up_RF, a.weighted_RI);
+  WithActivation(shape.activation, [&](auto activation) {
+    const auto kernel = whole ? SwigluBackwardKernel<T, true, activation()>
+                              : SwigluBackwardKernel<T, false, activation()>;
+    kernel<<<blocks, kThreads, 0, stream>>>(shape, a);
+  });
   CheckLaunch("SwigluBackward");
 }
 

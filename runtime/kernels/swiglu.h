@@ -1,9 +1,9 @@
-// SwiGLU: a = silu(gate) * up, silu rounded to T before the product, as runtime/ops/swiglu.
+// Gated activation: a = act(gate) * up, act (SiLU or GELU's tanh form) rounded to T before the
+// product, as runtime/ops/swiglu.
 // Backward with each row's routing weight w (1 without one), as runtime/ops/experts:
-//   d = da * w;  dup = d * silu(gate);  dgate = d * up * s * (1 + gate * (1 - s)), s =
-//   logistic(gate); dw = <da, a>, FP32;  weighted = a * w, the operand of the down product's weight
-//   gradient.
-// d, silu, d * up and every output but dw are rounded to T. (runtime/ops keeps `weighted` wide:
+//   d = da * w;  dup = d * act(gate);  dgate = d * up * act'(gate);  dw = <da, a>, FP32;
+//   weighted = a * w, the operand of the down product's weight gradient.
+// d, act, d * up and every output but dw are rounded to T. (runtime/ops keeps `weighted` wide:
 // here it is rounded once, since the product takes T.) Shapes: R rows, I width, F = 2I; gate_up [R,
 // F] (columns 0..I-1 gate, I..2I-1 up); contiguous. T is BF16 or FP32. Keeps nothing.
 
@@ -14,11 +14,14 @@
 
 #include <cstdint>
 
+#include "runtime/model/description.h"
+
 namespace oom {
 
 struct SwigluShape {
   int64_t rows = 0;
   int64_t width = 0;
+  Activation activation = Activation::kSilu;
 };
 
 void SwigluForward(const SwigluShape& shape, const __nv_bfloat16* gate_up_RF, __nv_bfloat16* y_RI,

@@ -10,7 +10,11 @@
 namespace oom::testing {
 namespace {
 
-constexpr Activation kSilu = Activation::kSilu;
+constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGeluTanh};
+
+const char* NameOf(Activation activation) {
+  return activation == Activation::kSilu ? "SiLU" : "GELU";
+}
 
 struct Rows {
   int64_t rows;
@@ -35,11 +39,14 @@ TYPED_TEST(SwigluKernelTest, ForwardIsTheComposite) {
   using T = TypeParam;
   for (const Rows& shape : kRows) {
     const at::Tensor gate_up = GateUp<T>(shape, 1);
-    const at::Tensor y = Unwritten({shape.rows, shape.width}, ScalarTypeOf<T>());
-    SwigluForward(SwigluShape{.rows = shape.rows, .width = shape.width}, Data<const T>(gate_up),
-                  Data<T>(y), nullptr);
-    ExpectAsExactAs(SwigluForward(gate_up, kSilu), y, SwigluForward(gate_up.to(at::kDouble), kSilu),
-                    "y of width " + std::to_string(shape.width));
+    for (const Activation activation : kActivations) {
+      const at::Tensor y = Unwritten({shape.rows, shape.width}, ScalarTypeOf<T>());
+      SwigluForward(SwigluShape{.rows = shape.rows, .width = shape.width, .activation = activation},
+                    Data<const T>(gate_up), Data<T>(y), nullptr);
+      ExpectAsExactAs(SwigluForward(gate_up, activation), y,
+                      SwigluForward(gate_up.to(at::kDouble), activation),
+                      "y of width " + std::to_string(shape.width) + ", " + NameOf(activation));
+    }
   }
 }
 
@@ -49,33 +56,34 @@ struct Gradients {
 
 // As runtime/ops/experts does it; `weighted` is rounded to `type`.
 Gradients Composite(const at::Tensor& da, const at::Tensor& gate_up, const at::Tensor& weight_R,
-                    at::ScalarType type) {
+                    Activation activation, at::ScalarType type) {
   const at::Tensor weight_R1 = weight_R.to(WideType(type)).unsqueeze(1);
-  at::Tensor activated = Wide(SwigluForward(gate_up.to(type), kSilu));
+  at::Tensor activated = Wide(SwigluForward(gate_up.to(type), activation));
   at::Tensor dactivated = da.to(type, /*non_blocking=*/false, /*copy=*/true);
   Gradients result;
   result.dweight = at::mul(activated, dactivated).sum(1);
   result.weighted = activated.mul_(weight_R1).to(type);
-  result.gate_up = SwigluBackward(dactivated.mul_(weight_R1), gate_up.to(type), kSilu);
+  result.gate_up = SwigluBackward(dactivated.mul_(weight_R1), gate_up.to(type), activation);
   return result;
 }
 
 template <class T>
-void ExpectBackwardIsTheComposite(const Rows& shape, bool weighted) {
-  SCOPED_TRACE(::testing::Message()
-               << shape.rows << " rows of " << shape.width << (weighted ? ", weighted" : ""));
+void ExpectBackwardIsTheComposite(const Rows& shape, bool weighted, Activation activation) {
+  SCOPED_TRACE(::testing::Message() << NameOf(activation) << ", " << shape.rows << " rows of "
+                                    << shape.width << (weighted ? ", weighted" : ""));
   const at::ScalarType type = ScalarTypeOf<T>();
   const at::Tensor gate_up = GateUp<T>(shape, 2);
   const at::Tensor da = Random({shape.rows, shape.width}, 3, type);
   const at::Tensor weight = weighted ? Random({shape.rows}, 4).abs_().to(at::kFloat)
                                      : at::ones({shape.rows}, da.options().dtype(at::kFloat));
-  const Gradients composite = Composite(da, gate_up, weight, type);
-  const Gradients exact = Composite(da, gate_up, weight, at::kDouble);
+  const Gradients composite = Composite(da, gate_up, weight, activation, type);
+  const Gradients exact = Composite(da, gate_up, weight, activation, at::kDouble);
 
   const Gradients actual = {.gate_up = Unwritten(gate_up.sizes(), type),
                             .weighted = Unwritten(da.sizes(), type),
                             .dweight = Unwritten({shape.rows}, at::kFloat)};
-  const SwigluShape kernel_shape{.rows = shape.rows, .width = shape.width};
+  const SwigluShape kernel_shape{
+      .rows = shape.rows, .width = shape.width, .activation = activation};
   SwigluBackward(kernel_shape,
                  SwigluBackwardArguments<T>{.da_RI = Data<T>(da),
                                             .gate_up_RF = Data<T>(gate_up),
@@ -110,8 +118,10 @@ void ExpectBackwardIsTheComposite(const Rows& shape, bool weighted) {
 
 TYPED_TEST(SwigluKernelTest, BackwardIsTheComposite) {
   for (const Rows& shape : kRows) {
-    ExpectBackwardIsTheComposite<TypeParam>(shape, false);
-    ExpectBackwardIsTheComposite<TypeParam>(shape, true);
+    for (const Activation activation : kActivations) {
+      ExpectBackwardIsTheComposite<TypeParam>(shape, false, activation);
+      ExpectBackwardIsTheComposite<TypeParam>(shape, true, activation);
+    }
   }
 }
 
