@@ -2,25 +2,37 @@
 
 #include "runtime/kernels/cross_entropy.h"
 #include "runtime/kernels/exponential.cuh"
+#include "runtime/kernels/exponential_sum.cuh"
 #include "runtime/kernels/launch.h"
+#include "runtime/kernels/logit_cap.cuh"
 #include "runtime/kernels/packed.cuh"
 
 namespace oom {
 namespace {
 
+using internal::ArriveAtCluster;
 using internal::BaseOf;
 using internal::DivideUp;
 using internal::ExpBelow;
+using internal::Exponentials;
+using internal::Finite;
+using internal::JoinBlock;
+using internal::JoinLanes;
 using internal::kPackedCount;
 using internal::Load;
+using internal::Logit;
+using internal::LogitCap;
+using internal::LogitOf;
 using internal::LogSumMinus;
 using internal::Maximum;
+using internal::NoExponentials;
 using internal::Pack;
 using internal::Packed;
+using internal::ReadFromCluster;
 using internal::Rebase;
 using internal::RoundedTo;
 using internal::Store;
-using internal::SumOverLanes;
+using internal::WaitForCluster;
 using internal::WholeVectors;
 
 constexpr int kThreads = 256;
@@ -39,78 +51,15 @@ struct Arguments {
   float scale;
   float* loss_T;
   bool want_gradient;
+  LogitCap cap;
 };
-
-// A sum of exponentials below a base; nothing yet: {-infinity, 0}.
-struct Exponentials {
-  float base;
-  float sum;
-};
-__device__ Exponentials NoExponentials() { return {.base = -INFINITY, .sum = 0.0f}; }
-
-// What may be subtracted: where every x is -infinity so far, exp(x - 0) is 0 as it should be.
-__device__ float Finite(float base) { return base == -INFINITY ? 0.0f : base; }
-
-// Over the warp; every lane gets the same bits.
-template <class T>
-__device__ Exponentials JoinLanes(Exponentials x) {
-  const float own = x.base;
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    x.base = fmaxf(x.base, __shfl_xor_sync(0xFFFFFFFFu, x.base, offset));
-  }
-  // Not contracted with the first addition: the lane that gives and the one that takes would
-  // differ.
-  x.sum = SumOverLanes<32>(__fmul_rn(x.sum, Rebase<T>(own, Finite(x.base))));
-  return x;
-}
-
-// Over the block, valid in its first warp. Every warp has its entry in `by_warp`.
-template <class T>
-__device__ Exponentials JoinBlock(Exponentials x, Exponentials* by_warp) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  x = JoinLanes<T>(x);
-  if (lane == 0) by_warp[warp] = x;
-  __syncthreads();
-  if (warp != 0) return x;
-  return JoinLanes<T>(lane < blockDim.x / 32 ? by_warp[lane] : NoExponentials());
-}
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-__device__ void ArriveAtCluster() {
-  __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ void WaitForCluster() {
-  __syncwarp();
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// The value at this shared address in block `rank` of the cluster.
-__device__ Exponentials ReadFromCluster(const Exponentials* own, unsigned rank) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(own));
-  Exponentials x;
-  asm volatile(
-      "{\n\t.reg .u32 there;\n\t"
-      "mapa.shared::cluster.u32 there, %2, %3;\n\t"
-      "ld.shared::cluster.v2.f32 {%0, %1}, [there];\n\t}"
-      : "=f"(x.base), "=f"(x.sum)
-      : "r"(address), "r"(rank)
-      : "memory");
-  return x;
-}
-#else
-// Never called: clusters are launched on 9.0 and later only.
-__device__ void ArriveAtCluster() {}
-__device__ void WaitForCluster() {}
-__device__ Exponentials ReadFromCluster(const Exponentials* own, unsigned) { return *own; }
-#endif
 
 constexpr int BlocksOfMultiprocessor(int vectors) {
   return vectors <= kFourBlocksVectors ? 4 : vectors <= kThreeBlocksVectors ? 3 : 1;
 }
 
 // One row a cluster of `blocks`, each holding a contiguous range of it in registers.
-template <class T, int kVectors>
+template <class T, int kVectors, bool kCapped>
 __global__ void __launch_bounds__(kThreads, BlocksOfMultiprocessor(kVectors))
     KeptRowKernel(Arguments<T> a, int blocks) {
   constexpr int kCount = kPackedCount<T>;
@@ -150,7 +99,8 @@ __global__ void __launch_bounds__(kThreads, BlocksOfMultiprocessor(kVectors))
   const int target_vector = static_cast<int>(target / kCount);
   const bool owns_target =
       target_vector >= first && target_vector < end && (target_vector - first) % kThreads == 0;
-  const float target_logit = owns_target ? static_cast<float>(row[target]) : 0.0f;
+  const Logit target_logit =
+      LogitOf<T, kCapped>(owns_target ? static_cast<float>(row[target]) : 0.0f, a.cap);
 
   Exponentials all = NoExponentials();
   if (first < end) {
@@ -162,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, BlocksOfMultiprocessor(kVectors))
     float maximum = maxima[0];
 #pragma unroll
     for (int i = 1; i < kCount; ++i) maximum = fmaxf(maximum, maxima[i]);
-    all.base = BaseOf<T>(maximum);
+    all.base = BaseOf<T>(LogitOf<T, kCapped>(maximum, a.cap).value);
   }
   const float own_base = Finite(all.base);
 #pragma unroll
@@ -170,7 +120,9 @@ __global__ void __launch_bounds__(kThreads, BlocksOfMultiprocessor(kVectors))
     if (first + k * kThreads >= end) continue;
     float part = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) part += ExpBelow<T>(x[k][i], own_base);
+    for (int i = 0; i < kCount; ++i) {
+      part += ExpBelow<T>(LogitOf<T, kCapped>(x[k][i], a.cap).value, own_base);
+    }
     all.sum += part;
   }
 
@@ -186,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, BlocksOfMultiprocessor(kVectors))
     ArriveAtCluster();  // No block may end before the others have read its sum: see below.
   }
 
-  if (owns_target) a.loss_T[token] = LogSumMinus<T>(all.sum, all.base, target_logit);
+  if (owns_target) a.loss_T[token] = LogSumMinus<T>(all.sum, all.base, target_logit.value);
   if (a.want_gradient) {
     const float base = Finite(all.base);
     const float factor = a.scale / all.sum;
@@ -196,11 +148,15 @@ __global__ void __launch_bounds__(kThreads, BlocksOfMultiprocessor(kVectors))
       if (vector >= end) continue;
       float gradient[kCount];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) gradient[i] = ExpBelow<T>(x[k][i], base) * factor;
+      for (int i = 0; i < kCount; ++i) {
+        const Logit logit = LogitOf<T, kCapped>(x[k][i], a.cap);
+        gradient[i] = ExpBelow<T>(logit.value, base) * factor * logit.slope;
+      }
       Store<true>(row + int64_t{vector} * kCount, Pack<T>(gradient), end - vector);
     }
     if (owns_target) {
-      row[target] = RoundedTo<T>(ExpBelow<T>(target_logit, base) * factor - a.scale);
+      const float gradient = ExpBelow<T>(target_logit.value, base) * factor - a.scale;
+      row[target] = RoundedTo<T>(gradient * target_logit.slope);
     }
   }
   if (blocks > 1) WaitForCluster();
@@ -209,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, BlocksOfMultiprocessor(kVectors))
 // One row a block, read twice.
 constexpr int kReadTwiceThreads = 512;
 
-template <class T, bool kWhole>
+template <class T, bool kWhole, bool kCapped>
 __global__ void __launch_bounds__(kReadTwiceThreads) ReadTwiceKernel(Arguments<T> a) {
   constexpr int kCount = kPackedCount<T>;
   constexpr int64_t kStep = kReadTwiceThreads * kCount;
@@ -237,11 +193,11 @@ __global__ void __launch_bounds__(kReadTwiceThreads) ReadTwiceKernel(Arguments<T
     for (int i = 0; i < kCount; ++i) {
       if (i < left) maximum = fmaxf(maximum, x[i]);
     }
-    const float base = fmaxf(all.base, BaseOf<T>(maximum));
+    const float base = fmaxf(all.base, BaseOf<T>(LogitOf<T, kCapped>(maximum, a.cap).value));
     float part = 0.0f;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (i < left) part += ExpBelow<T>(x[i], Finite(base));
+      if (i < left) part += ExpBelow<T>(LogitOf<T, kCapped>(x[i], a.cap).value, Finite(base));
     }
     all.sum = all.sum * Rebase<T>(all.base, Finite(base)) + part;
     all.base = base;
@@ -249,7 +205,8 @@ __global__ void __launch_bounds__(kReadTwiceThreads) ReadTwiceKernel(Arguments<T
   all = JoinBlock<T>(all, by_warp);
   if (threadIdx.x == 0) {
     of_row = all;
-    a.loss_T[token] = LogSumMinus<T>(all.sum, all.base, static_cast<float>(row[target]));
+    const Logit logit = LogitOf<T, kCapped>(static_cast<float>(row[target]), a.cap);
+    a.loss_T[token] = LogSumMinus<T>(all.sum, all.base, logit.value);
   }
   __syncthreads();
   if (!a.want_gradient) return;
@@ -264,8 +221,10 @@ __global__ void __launch_bounds__(kReadTwiceThreads) ReadTwiceKernel(Arguments<T
     float gradient[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      gradient[i] = ExpBelow<T>(x[i], base) * factor;
+      const Logit logit = LogitOf<T, kCapped>(x[i], a.cap);
+      gradient[i] = ExpBelow<T>(logit.value, base) * factor;
       if (column + i == target) gradient[i] -= a.scale;
+      gradient[i] *= logit.slope;
     }
     Store<kWhole>(row + column, Pack<T>(gradient), left);
   }
@@ -307,7 +266,7 @@ bool DeviceHasClusters() {
   return major >= 9;
 }
 
-template <class T, int kVectors>
+template <class T, int kVectors, bool kCapped>
 void LaunchKept(const Arguments<T>& a, int64_t tokens, int blocks, cudaStream_t stream) {
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
@@ -319,45 +278,57 @@ void LaunchKept(const Arguments<T>& a, int64_t tokens, int blocks, cudaStream_t 
   config.attrs = &cluster;
   config.numAttrs = blocks > 1 ? 1 : 0;
   // Its result is the launch's, which CheckLaunch sees too.
-  static_cast<void>(cudaLaunchKernelEx(&config, KeptRowKernel<T, kVectors>, a, blocks));
+  static_cast<void>(cudaLaunchKernelEx(&config, KeptRowKernel<T, kVectors, kCapped>, a, blocks));
 }
 
 // The least of kVectors... that is at least `vectors`. REQUIRES: the last one is.
-template <class T, int kVectors, int... kMore>
+template <class T, bool kCapped, int kVectors, int... kMore>
 void LaunchFor(int64_t vectors, const Arguments<T>& a, int64_t tokens, int blocks,
                cudaStream_t stream) {
   if constexpr (sizeof...(kMore) > 0) {
-    if (vectors > kVectors) return LaunchFor<T, kMore...>(vectors, a, tokens, blocks, stream);
+    if (vectors > kVectors) {
+      return LaunchFor<T, kCapped, kMore...>(vectors, a, tokens, blocks, stream);
+    }
   }
-  LaunchKept<T, kVectors>(a, tokens, blocks, stream);
+  LaunchKept<T, kVectors, kCapped>(a, tokens, blocks, stream);
 }
 
-template <class T>
-void CrossEntropy(const CrossEntropyShape& shape, T* logits_TV, const int64_t* target_T,
-                  float scale, float* loss_T, bool want_gradient, cudaStream_t stream) {
-  OOM_CHECK(shape.tokens >= 0 && shape.vocabulary > 0);
-  if (shape.tokens == 0) return;
-  const Arguments<T> a{.vocabulary = shape.vocabulary,
-                       .logits_TV = logits_TV,
-                       .target_T = target_T,
-                       .scale = scale,
-                       .loss_T = loss_T,
-                       .want_gradient = want_gradient};
+template <bool kCapped, class T>
+void Launch(const Arguments<T>& a, int64_t tokens, cudaStream_t stream) {
   const bool whole = WholeVectors(a.vocabulary * sizeof(T), a.logits_TV);
   const int64_t row_vectors = a.vocabulary / kPackedCount<T>;
   const int max_blocks = whole && DeviceHasClusters() ? kMaxClusterBlocks : 1;
   int blocks = 1;
   while (blocks < max_blocks && row_vectors > blocks * kThreads * kPreferredVectors) blocks *= 2;
   const int64_t vectors = DivideUp(DivideUp(row_vectors, blocks), kThreads);
-  const auto rows = static_cast<unsigned>(shape.tokens);
+  const auto rows = static_cast<unsigned>(tokens);
   if (!whole) {
-    ReadTwiceKernel<T, false><<<rows, kReadTwiceThreads, 0, stream>>>(a);
+    ReadTwiceKernel<T, false, kCapped><<<rows, kReadTwiceThreads, 0, stream>>>(a);
   } else if (vectors > kMaxVectors) {
-    ReadTwiceKernel<T, true><<<rows, kReadTwiceThreads, 0, stream>>>(a);
+    ReadTwiceKernel<T, true, kCapped><<<rows, kReadTwiceThreads, 0, stream>>>(a);
   } else {
-    LaunchFor<T, 2, 4, 6, 8, 10, 16, 20, kMaxVectors>(vectors, a, shape.tokens, blocks, stream);
+    LaunchFor<T, kCapped, 2, 4, 6, 8, 10, 16, 20, kMaxVectors>(vectors, a, tokens, blocks, stream);
   }
   CheckLaunch("CrossEntropy");
+}
+
+template <class T>
+void CrossEntropy(const CrossEntropyShape& shape, T* logits_TV, const int64_t* target_T,
+                  float scale, float* loss_T, bool want_gradient, cudaStream_t stream) {
+  OOM_CHECK(shape.tokens >= 0 && shape.vocabulary > 0 && shape.logit_cap >= 0.0f);
+  if (shape.tokens == 0) return;
+  const Arguments<T> a{.vocabulary = shape.vocabulary,
+                       .logits_TV = logits_TV,
+                       .target_T = target_T,
+                       .scale = scale,
+                       .loss_T = loss_T,
+                       .want_gradient = want_gradient,
+                       .cap = LogitCap(shape.logit_cap)};
+  if (shape.logit_cap == 0.0f) {
+    Launch<false>(a, shape.tokens, stream);
+  } else {
+    Launch<true>(a, shape.tokens, stream);
+  }
 }
 
 // The same kernels, which then write nothing to the logits.

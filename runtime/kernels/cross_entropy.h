@@ -1,7 +1,9 @@
 // Cross entropy of logits in place, as runtime/ops/head_loss:
 //   loss_t = logsumexp(z_t) - z_t[target];  z_t <- scale * (softmax(z_t) - onehot(target)).
-// A target of -1 is ignored: loss 0, gradient 0. Softmax and loss are FP32; the gradient is rounded
-// once to T (BF16 or FP32). Shapes: T tokens, V vocabulary; logits [T, V] contiguous.
+// With a cap C the logits are u, and z = C tanh(u / C):
+//   u_t <- scale * (softmax(z_t) - onehot(target)) * (1 - (z_t / C)^2).
+// A target of -1 is ignored: loss 0, gradient 0. z, softmax and loss are FP32; the gradient is
+// rounded once to T (BF16 or FP32). Shapes: T tokens, V vocabulary; logits [T, V] contiguous.
 // A row is read once and written once: it stays in the registers of one block up to V = 65,536
 // (BF16) or 32,768 (FP32), and of a cluster of up to eight, on compute capability 9.0, up to eight
 // times that. Longer rows and rows that are not made of 16-byte vectors are read twice. The order
@@ -20,6 +22,7 @@ namespace oom {
 struct CrossEntropyShape {
   int64_t tokens = 0;
   int64_t vocabulary = 0;
+  float logit_cap = 0.0f;  // C; 0: none.
 };
 
 void CrossEntropyInPlace(const CrossEntropyShape& shape, __nv_bfloat16* logits_TV,

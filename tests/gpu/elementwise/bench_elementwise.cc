@@ -259,16 +259,17 @@ void BenchGatedQuery(int64_t heads) {
   });
 }
 
-void BenchSwiglu(int64_t rows, int64_t width) {
-  const SwigluShape shape{.rows = rows, .width = width};
+void BenchSwiglu(int64_t rows, int64_t width, Activation activation = Activation::kSilu) {
+  const SwigluShape shape{.rows = rows, .width = width, .activation = activation};
+  const std::string name = activation == Activation::kSilu ? "swiglu" : "geglu";
   const int64_t elements = rows * width;
   const auto gate_up = RandomArray<Narrow>(2 * elements, 2.0f), da = RandomArray<Narrow>(elements);
   const auto weight = RandomArray<float>(rows);
   const DeviceArray<Narrow> y(elements), dgate_up(2 * elements);
   const DeviceArray<float> dweight(rows);
-  Report("swiglu forward", Dimensions(rows, width), 6 * elements,
+  Report(name + " forward", Dimensions(rows, width), 6 * elements,
          [&] { SwigluForward(shape, gate_up.get(), y.get(), nullptr); });
-  Report("swiglu backward, weighted", Dimensions(rows, width), 12 * elements, [&] {
+  Report(name + " backward, weighted", Dimensions(rows, width), 12 * elements, [&] {
     SwigluBackward(shape,
                    SwigluBackwardArguments<Narrow>{.da_RI = da.get(),
                                                    .gate_up_RF = gate_up.get(),
@@ -280,8 +281,9 @@ void BenchSwiglu(int64_t rows, int64_t width) {
   });
 }
 
-void BenchCrossEntropy(int64_t tokens, int64_t vocabulary) {
-  const CrossEntropyShape shape{.tokens = tokens, .vocabulary = vocabulary};
+void BenchCrossEntropy(int64_t tokens, int64_t vocabulary, float cap = 0.0f) {
+  const CrossEntropyShape shape{.tokens = tokens, .vocabulary = vocabulary, .logit_cap = cap};
+  const std::string name = cap == 0.0f ? "cross entropy" : "capped cross entropy";
   const int64_t bytes = tokens * vocabulary * 2;
   const auto logits = RandomArray<Narrow>(tokens * vocabulary, 4.0f);
   std::vector<int64_t> targets(tokens);
@@ -290,10 +292,10 @@ void BenchCrossEntropy(int64_t tokens, int64_t vocabulary) {
   const DeviceArray<float> loss(tokens);
   const DeviceArray<double> sum(std::vector<double>{0.0});
   const DeviceArray<int64_t> valid(std::vector<int64_t>{0});
-  Report("cross entropy loss", Dimensions(tokens, vocabulary), bytes,
+  Report(name + " loss", Dimensions(tokens, vocabulary), bytes,
          [&] { CrossEntropyLoss(shape, logits.get(), target.get(), loss.get(), nullptr); });
   // From the second run on the logits are gradients: other values, the same work.
-  Report("cross entropy in place", Dimensions(tokens, vocabulary), 2 * bytes, [&] {
+  Report(name + " in place", Dimensions(tokens, vocabulary), 2 * bytes, [&] {
     CrossEntropyInPlace(shape, logits.get(), target.get(), 1.0f, loss.get(), nullptr);
   });
   Report("sum of losses", std::to_string(tokens), tokens * 12,
@@ -377,11 +379,13 @@ void BenchElementwise(const std::string& only) {
   if (wanted("swiglu")) {
     BenchSwiglu(kTokens * 8, 768);
     BenchSwiglu(kTokens * 2, 14336);
+    BenchSwiglu(kTokens * 8, 704, Activation::kGeluTanh);
   }
   if (wanted("cross_entropy")) {
     BenchCrossEntropy(8192, 151936);
     BenchCrossEntropy(32768, 32000);
     BenchCrossEntropy(4096, 262144);
+    BenchCrossEntropy(4096, 262144, 30.0f);
   }
   if (wanted("optimizer")) BenchOptimizer();
 }

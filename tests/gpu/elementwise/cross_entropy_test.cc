@@ -15,8 +15,13 @@ struct Loss {
   at::Tensor dlogits_TV;
 };
 
-Loss Composite(const at::Tensor& logits_TV, const at::Tensor& target_T, at::ScalarType wide) {
-  at::Tensor log_probability = at::log_softmax(logits_TV, 1, wide);
+// `cap` 0: none.
+Loss Composite(const at::Tensor& logits_TV, const at::Tensor& target_T, at::ScalarType wide,
+               double cap = 0.0) {
+  at::Tensor share;  // z / C
+  if (cap != 0.0) share = at::div(logits_TV.to(wide), cap).tanh_();
+  at::Tensor log_probability =
+      at::log_softmax(share.defined() ? at::mul(share, cap) : logits_TV, 1, wide);
   const at::Tensor valid_T1 = target_T.ge(0).unsqueeze(1);
   const at::Tensor index_T1 = target_T.clamp_min(0).unsqueeze(1);
   Loss loss;
@@ -27,6 +32,7 @@ Loss Composite(const at::Tensor& logits_TV, const at::Tensor& target_T, at::Scal
   const at::Tensor scale_T1 = valid_T1.to(wide).mul_(kScale);
   loss.dlogits_TV = log_probability.exp_().mul_(scale_T1);
   loss.dlogits_TV.scatter_add_(1, index_T1, at::neg(scale_T1));
+  if (share.defined()) loss.dlogits_TV.mul_(share.square_().neg_().add_(1.0));
   return loss;
 }
 
@@ -45,8 +51,9 @@ class CrossEntropyKernelTest : public ElementwiseTest<T> {};
 TYPED_TEST_SUITE(CrossEntropyKernelTest, ActivationTypes);
 
 template <class T>
-void ExpectTheComposite(int64_t tokens, int64_t vocabulary) {
-  SCOPED_TRACE(::testing::Message() << tokens << " tokens, vocabulary " << vocabulary);
+void ExpectTheComposite(int64_t tokens, int64_t vocabulary, double cap = 0.0) {
+  SCOPED_TRACE(::testing::Message()
+               << tokens << " tokens, vocabulary " << vocabulary << ", cap " << cap);
   const at::ScalarType type = ScalarTypeOf<T>();
   // Some rows flat, some with one clear winner, some far from zero.
   at::Tensor logits = Random({tokens, vocabulary}, 1).mul_(4);
@@ -57,10 +64,11 @@ void ExpectTheComposite(int64_t tokens, int64_t vocabulary) {
   }
   logits = logits.to(type);
   const at::Tensor target = Targets(tokens, vocabulary);
-  const Loss exact = Composite(logits.to(at::kDouble), target, at::kDouble);
-  const Loss composite = Composite(logits, target, at::kFloat);
+  const Loss exact = Composite(logits.to(at::kDouble), target, at::kDouble, cap);
+  const Loss composite = Composite(logits, target, at::kFloat, cap);
 
-  const CrossEntropyShape shape{.tokens = tokens, .vocabulary = vocabulary};
+  const CrossEntropyShape shape{
+      .tokens = tokens, .vocabulary = vocabulary, .logit_cap = static_cast<float>(cap)};
   const at::Tensor before = logits.clone();
   const at::Tensor evaluated = Unwritten({tokens}, at::kFloat);
   CrossEntropyLoss(shape, Data<const T>(logits), Data<int64_t>(target), Data<float>(evaluated),
@@ -86,6 +94,38 @@ TYPED_TEST(CrossEntropyKernelTest, LossAndGradientAreTheComposite) {
   for (const int64_t vocabulary : {8, 31, 37, 1000, 8192, 20480, 20488, 32000, 50257, 81920, 151936,
                                    163848, 262144, 300000, 530000, 1000000}) {
     for (const int64_t tokens : {0, 1, 19}) ExpectTheComposite<TypeParam>(tokens, vocabulary);
+  }
+}
+
+// Gemma 4's cap, and one that most logits are near.
+TYPED_TEST(CrossEntropyKernelTest, LossAndGradientOfCappedLogitsAreTheComposite) {
+  for (const int64_t vocabulary : {8, 37, 1000, 8192, 20480, 50257, 163848, 262144, 530000}) {
+    for (const double cap : {30.0, 2.0}) {
+      for (const int64_t tokens : {1, 19}) ExpectTheComposite<TypeParam>(tokens, vocabulary, cap);
+    }
+  }
+  ExpectTheComposite<TypeParam>(150, 262144, 30.0);
+}
+
+TYPED_TEST(CrossEntropyKernelTest, CappedLogitsThatAreInfiniteAreTheCap) {
+  using T = TypeParam;
+  constexpr double kCap = 5.0, kInfinity = std::numeric_limits<double>::infinity();
+  for (const int64_t vocabulary : {1000, 40000, 40001}) {
+    at::Tensor logits = Random({3, vocabulary}, 4, ScalarTypeOf<T>());
+    logits[0][7] = kInfinity;
+    logits[1][vocabulary - 1] = -kInfinity;
+    logits[2][5] = std::numeric_limits<double>::quiet_NaN();
+    const at::Tensor target = at::full({3}, 7, at::TensorOptions(at::kCUDA).dtype(at::kLong));
+    const Loss exact = Composite(logits.to(at::kDouble), target, at::kDouble, kCap);
+    const Loss composite = Composite(logits, target, at::kFloat, kCap);
+    const at::Tensor loss = Unwritten({3}, at::kFloat);
+    CrossEntropyInPlace({.tokens = 3, .vocabulary = vocabulary, .logit_cap = kCap}, Data<T>(logits),
+                        Data<int64_t>(target), kScale, Data<float>(loss), nullptr);
+    EXPECT_TRUE(loss.isnan()[2].template item<bool>());
+    const auto finite = [](const at::Tensor& x) { return x.narrow(0, 0, 2); };
+    ExpectAsExactAs(finite(composite.by_token), finite(loss), finite(exact.by_token), "loss");
+    ExpectAsExactAs(finite(composite.dlogits_TV).to(ScalarTypeOf<T>()), finite(logits),
+                    finite(exact.dlogits_TV), "dlogits");
   }
 }
 
