@@ -27,8 +27,25 @@ using internal::WholeVectors;
 // memory.
 constexpr int kForwardThreads = 128;
 
+// What is added to the rows: nothing, a residual before the norm, or an addend (and a factor, or
+// that alone) behind it.
+enum class Around { kNothing, kResidual, kAddend };
+
+// y behind its addend and its factor, rounded after each. What is null changes nothing.
+template <class T>
+__device__ Packed<T> Finished(Packed<T> y, const Packed<T>& addend,
+                              const RmsNormForwardArguments<T>& a) {
+  if (a.addend_RH != nullptr) y = Sum(y, addend);
+  if (a.factor == nullptr) return y;
+  const float factor = *a.factor;
+  float product[kPackedCount<T>];
+#pragma unroll
+  for (int i = 0; i < kPackedCount<T>; ++i) product[i] = y[i] * factor;
+  return Pack<T>(product);
+}
+
 // kRoundFirst: xh is rounded before it meets the weight; otherwise a weight may be missing.
-template <class T, int kRowThreads, int kVectors, bool kWhole, bool kAdd, bool kRoundFirst>
+template <class T, int kRowThreads, int kVectors, bool kWhole, Around kAround, bool kRoundFirst>
 __global__ void __launch_bounds__(kRowThreads > 32 ? kRowThreads : kForwardThreads)
     RmsNormForwardKernel(RmsNormShape shape, RmsNormForwardArguments<T> a) {
   constexpr int kCount = kPackedCount<T>;
@@ -44,17 +61,21 @@ __global__ void __launch_bounds__(kRowThreads > 32 ? kRowThreads : kForwardThrea
     const int64_t column = (k * kRowThreads + lane) * kCount;
     x[k] = Load<kWhole, kCount>(a.x_RH + start + column, width - column);
   }
-  if constexpr (kAdd) {
-    Packed<T> residual[kVectors];
+  Packed<T> added[kVectors];
+  if constexpr (kAround != Around::kNothing) {
+    const T* const from = kAround == Around::kResidual ? a.residual_RH : a.addend_RH;
+    const int64_t there = kAround == Around::kResidual || from != nullptr ? width : 0;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       const int64_t column = (k * kRowThreads + lane) * kCount;
-      residual[k] = Load<kWhole, kCount>(a.residual_RH + start + column, width - column);
+      added[k] = Load<kWhole, kCount>(from + start + column, there - column);
     }
+  }
+  if constexpr (kAround == Around::kResidual) {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       const int64_t column = (k * kRowThreads + lane) * kCount;
-      x[k] = Sum(x[k], residual[k]);
+      x[k] = Sum(x[k], added[k]);
       Store<kWhole>(a.sum_RH + start + column, x[k], width - column);
     }
   }
@@ -87,13 +108,16 @@ __global__ void __launch_bounds__(kRowThreads > 32 ? kRowThreads : kForwardThrea
     float normalized[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) normalized[i] = x[k][i] * r;
+    Packed<T> y;
     if constexpr (kRoundFirst) {
-      Store<kWhole>(a.y_RH + start + column, Product(Pack<T>(normalized), weight), width - column);
+      y = Product(Pack<T>(normalized), weight);
     } else {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) normalized[i] *= offset + weight[i];
-      Store<kWhole>(a.y_RH + start + column, Pack<T>(normalized), width - column);
+      y = Pack<T>(normalized);
     }
+    if constexpr (kAround == Around::kAddend) y = Finished(y, added[k], a);
+    Store<kWhole>(a.y_RH + start + column, y, width - column);
   }
 }
 
@@ -106,17 +130,18 @@ constexpr int kGroupedThreads = 256;
 constexpr int kPartialRows = 528;
 
 // What a thread holds of a row.
-template <class T, class Dy, int kVectors>
+template <class T, class Dy, class Residual, int kVectors>
 struct RowVectors {
   Packed<T> x[kVectors];
   Packed<Dy, kPackedCount<T>> dy[kVectors];
-  Packed<T> residual[kVectors];
+  Packed<Residual, kPackedCount<T>> residual[kVectors];
 };
 
 // kPlusOne: s = 1 + w, where a missing weight is zero.
-template <class T, class Dy, class Dx, int kLanes, int kVectors, bool kWhole, bool kPlusOne>
+template <class T, class Dy, class Dx, class Residual, int kLanes, int kVectors, bool kWhole,
+          bool kPlusOne>
 __global__ void __launch_bounds__(kLanes == kWholeBlock ? 1024 : kGroupedThreads)
-    RmsNormBackwardKernel(RmsNormShape shape, RmsNormBackwardArguments<T, Dy, Dx> a) {
+    RmsNormBackwardKernel(RmsNormShape shape, RmsNormBackwardArguments<T, Dy, Dx, Residual> a) {
   constexpr int kCount = kPackedCount<T>;
   constexpr int kGroups = kLanes == kWholeBlock ? 1 : kGroupedThreads / kLanes;
   const int row_threads = kLanes == kWholeBlock ? blockDim.x : kLanes;
@@ -138,7 +163,7 @@ __global__ void __launch_bounds__(kLanes == kWholeBlock ? 1024 : kGroupedThreads
 
   const auto width_of = [&](int64_t row) { return row < shape.rows ? shape.width : int64_t{0}; };
   const auto load = [&](int64_t row) {
-    RowVectors<T, Dy, kVectors> loaded;
+    RowVectors<T, Dy, Residual, kVectors> loaded;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       const int64_t column = (k * row_threads + lane) * kCount;
@@ -154,10 +179,10 @@ __global__ void __launch_bounds__(kLanes == kWholeBlock ? 1024 : kGroupedThreads
   };
 
   // Where the registers allow it, the next row is under way while this one is worked on.
-  constexpr bool kAhead = kLanes == kWholeBlock && kVectors == 1;
+  constexpr bool kAhead = kLanes == kWholeBlock && kVectors == 1 && sizeof(Residual) == sizeof(T);
   const int64_t step = int64_t{gridDim.x} * kGroups;
   int64_t row = int64_t{blockIdx.x} * kGroups + group;
-  RowVectors<T, Dy, kVectors> next;
+  RowVectors<T, Dy, Residual, kVectors> next;
   if constexpr (kAhead) next = load(row);
   for (; row - group < shape.rows; row += step) {
     if constexpr (!kAhead) next = load(row);
@@ -232,16 +257,20 @@ void LaunchForward(const RmsNormShape& shape, const RmsNormForwardArguments<T>& 
                    cudaStream_t stream) {
   const int threads = std::max(kRowThreads, kForwardThreads);
   const auto blocks = static_cast<unsigned>(DivideUp(shape.rows, threads / kRowThreads));
-  const auto launch = [&](auto add, auto round_first) {
-    RmsNormForwardKernel<T, kRowThreads, kVectors, kWhole, add(), round_first()>
+  const auto launch = [&](auto around, auto round_first) {
+    RmsNormForwardKernel<T, kRowThreads, kVectors, kWhole, around(), round_first()>
         <<<blocks, threads, 0, stream>>>(shape, a);
   };
-  using std::false_type, std::true_type;
-  const bool round_first = a.scale == NormScale::kWeightAfterRounding && a.weight_H != nullptr;
+  const auto launch_around = [&](auto around) {
+    const bool round_first = a.scale == NormScale::kWeightAfterRounding && a.weight_H != nullptr;
+    round_first ? launch(around, std::true_type()) : launch(around, std::false_type());
+  };
   if (a.residual_RH != nullptr) {
-    round_first ? launch(true_type{}, true_type{}) : launch(true_type{}, false_type{});
+    launch_around(std::integral_constant<Around, Around::kResidual>());
+  } else if (a.addend_RH != nullptr || a.factor != nullptr) {
+    launch_around(std::integral_constant<Around, Around::kAddend>());
   } else {
-    round_first ? launch(false_type{}, true_type{}) : launch(false_type{}, false_type{});
+    launch_around(std::integral_constant<Around, Around::kNothing>());
   }
   CheckLaunch("RmsNormForward");
 }
@@ -250,8 +279,10 @@ template <class T>
 void Forward(const RmsNormShape& shape, const RmsNormForwardArguments<T>& a, cudaStream_t stream) {
   const int64_t vectors = DivideUp(shape.width, kPackedCount<T>);
   OOM_CHECK(shape.rows >= 0 && shape.width > 0 && vectors <= 4096);
+  OOM_CHECK(a.residual_RH == nullptr || (a.addend_RH == nullptr && a.factor == nullptr));
   if (shape.rows == 0) return;
-  if (!WholeVectors(shape.width * sizeof(T), a.x_RH, a.residual_RH, a.weight_H, a.sum_RH, a.y_RH)) {
+  if (!WholeVectors(shape.width * sizeof(T), a.x_RH, a.residual_RH, a.weight_H, a.addend_RH,
+                    a.sum_RH, a.y_RH)) {
     LaunchForward<256, 16, false>(shape, a, stream);
   } else if (vectors <= 16) {
     LaunchForward<16, 1, true>(shape, a, stream);
@@ -268,9 +299,9 @@ void Forward(const RmsNormShape& shape, const RmsNormForwardArguments<T>& a, cud
   }
 }
 
-template <int kLanes, int kVectors, bool kWhole, class T, class Dy, class Dx>
-void LaunchBackward(const RmsNormShape& shape, const RmsNormBackwardArguments<T, Dy, Dx>& a,
-                    cudaStream_t stream) {
+template <int kLanes, int kVectors, bool kWhole, class T, class Dy, class Dx, class Residual>
+void LaunchBackward(const RmsNormShape& shape,
+                    const RmsNormBackwardArguments<T, Dy, Dx, Residual>& a, cudaStream_t stream) {
   const int64_t vectors = DivideUp(shape.width, kPackedCount<T>);
   const int threads = kLanes == kWholeBlock
                           ? static_cast<int>(DivideUp(DivideUp(vectors, kVectors), 32) * 32)
@@ -278,16 +309,17 @@ void LaunchBackward(const RmsNormShape& shape, const RmsNormBackwardArguments<T,
   const int64_t rows_at_once = kLanes == kWholeBlock ? 1 : kGroupedThreads / kLanes;
   const int64_t blocks = std::min<int64_t>(kPartialRows, DivideUp(shape.rows, rows_at_once));
   const bool plus_one = a.scale == NormScale::kOnePlusWeight || a.weight_H == nullptr;
-  const auto kernel = plus_one ? RmsNormBackwardKernel<T, Dy, Dx, kLanes, kVectors, kWhole, true>
-                               : RmsNormBackwardKernel<T, Dy, Dx, kLanes, kVectors, kWhole, false>;
+  const auto kernel =
+      plus_one ? RmsNormBackwardKernel<T, Dy, Dx, Residual, kLanes, kVectors, kWhole, true>
+               : RmsNormBackwardKernel<T, Dy, Dx, Residual, kLanes, kVectors, kWhole, false>;
   kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(shape, a);
   CheckLaunch("RmsNormBackward");
   if (a.dweight_H == nullptr) return;
   AddPartialRows(a.scratch, blocks, shape.width, a.dweight_H, stream);
 }
 
-template <class T, class Dy, class Dx>
-void Backward(const RmsNormShape& shape, const RmsNormBackwardArguments<T, Dy, Dx>& a,
+template <class T, class Dy, class Dx, class Residual>
+void Backward(const RmsNormShape& shape, const RmsNormBackwardArguments<T, Dy, Dx, Residual>& a,
               cudaStream_t stream) {
   const int64_t vectors = DivideUp(shape.width, kPackedCount<T>);
   OOM_CHECK(shape.rows >= 0 && shape.width > 0 && vectors <= 2048);
@@ -338,6 +370,17 @@ void RmsNormBackward(const RmsNormShape& shape,
 }
 void RmsNormBackward(const RmsNormShape& shape,
                      const RmsNormBackwardArguments<__nv_bfloat16, float, float>& arguments,
+                     cudaStream_t stream) {
+  Backward(shape, arguments, stream);
+}
+void RmsNormBackward(
+    const RmsNormShape& shape,
+    const RmsNormBackwardArguments<__nv_bfloat16, float, __nv_bfloat16, float>& arguments,
+    cudaStream_t stream) {
+  Backward(shape, arguments, stream);
+}
+void RmsNormBackward(const RmsNormShape& shape,
+                     const RmsNormBackwardArguments<__nv_bfloat16, float, float, float>& arguments,
                      cudaStream_t stream) {
   Backward(shape, arguments, stream);
 }

@@ -142,7 +142,51 @@ TYPED_TEST(RmsNormKernelTest, SumWithAResidualIsRoundedOnceAndThenNormed) {
   for (const Scaling& scaling : kScalings) ExpectSumIsNormed<TypeParam>(scaling);
 }
 
-template <class T, class Dy, class Dx>
+// Also in place of the addend.
+template <class T>
+void ExpectFinishedNorm(const Rows& shape, const Scaling& scaling, bool with_addend,
+                        bool with_factor) {
+  SCOPED_TRACE(::testing::Message()
+               << shape.rows << " rows of " << shape.width << ", " << scaling.name
+               << (with_addend ? ", addend" : "") << (with_factor ? ", factor" : ""));
+  const at::Tensor x = Input<T>(shape, 8), addend = Random(x.sizes(), 9, x.scalar_type());
+  const at::Tensor weight = scaling.weighted ? Weight<T>(shape.width) : at::Tensor();
+  const at::Tensor factor = at::full({1}, 0.0188, x.options().dtype(at::kFloat));
+  const auto run = [&](const T* added, const float* times, const at::Tensor& y) {
+    RmsNormForward({.rows = shape.rows, .width = shape.width},
+                   RmsNormForwardArguments<T>{.x_RH = Data<T>(x),
+                                              .weight_H = Data<T>(weight),
+                                              .scale = scaling.scale,
+                                              .epsilon = kEpsilon,
+                                              .addend_RH = added,
+                                              .factor = times,
+                                              .y_RH = Data<T>(y)},
+                   nullptr);
+  };
+  at::Tensor expected = Unwritten(x.sizes(), x.scalar_type());
+  run(nullptr, nullptr, expected);
+  if (with_addend) expected.add_(addend);
+  if (with_factor) expected.mul_(factor);
+  const float* const times = with_factor ? Data<float>(factor) : nullptr;
+  const at::Tensor y = Unwritten(x.sizes(), x.scalar_type());
+  run(with_addend ? Data<T>(addend) : nullptr, times, y);
+  EXPECT_TRUE(BitEqual(y, expected));
+  if (!with_addend) return;
+  run(Data<T>(addend), times, addend);
+  EXPECT_TRUE(BitEqual(addend, expected));
+}
+
+TYPED_TEST(RmsNormKernelTest, AddendAndFactorComeBehindTheRoundedNorm) {
+  for (const Scaling& scaling : kScalings) {
+    for (const Rows& shape : kRows) {
+      ExpectFinishedNorm<TypeParam>(shape, scaling, true, false);
+      ExpectFinishedNorm<TypeParam>(shape, scaling, false, true);
+      ExpectFinishedNorm<TypeParam>(shape, scaling, true, true);
+    }
+  }
+}
+
+template <class T, class Dy, class Dx, class Residual = T>
 void ExpectBackwardIsTheComposite(const Rows& shape, bool with_residual,
                                   const Scaling& scaling = kScalings.front()) {
   SCOPED_TRACE(::testing::Message()
@@ -151,7 +195,7 @@ void ExpectBackwardIsTheComposite(const Rows& shape, bool with_residual,
   const at::Tensor x = Input<T>(shape, 4);
   const at::Tensor weight = scaling.weighted ? Weight<T>(shape.width) : at::Tensor();
   const at::Tensor dy = Random({shape.rows, shape.width}, 5, ScalarTypeOf<Dy>());
-  const at::Tensor residual = Random({shape.rows, shape.width}, 6, ScalarTypeOf<T>());
+  const at::Tensor residual = Random({shape.rows, shape.width}, 6, ScalarTypeOf<Residual>());
   const auto composite = [&](at::ScalarType type, at::ScalarType result, at::Tensor dweight) {
     at::Tensor dx = RmsNormBackward(type == at::kDouble ? dy.to(type) : dy, x.to(type),
                                     weight.defined() ? weight.to(type) : weight, scaling.rule(),
@@ -169,13 +213,13 @@ void ExpectBackwardIsTheComposite(const Rows& shape, bool with_residual,
   const at::Tensor scratch = Unwritten({RmsNormBackwardScratchBytes(norm_shape) / 4}, at::kFloat);
   const auto run = [&](const at::Tensor& dx, const at::Tensor& dweight) {
     RmsNormBackward(norm_shape,
-                    RmsNormBackwardArguments<T, Dy, Dx>{
+                    RmsNormBackwardArguments<T, Dy, Dx, Residual>{
                         .dy_RH = Data<Dy>(dy),
                         .x_RH = Data<T>(x),
                         .weight_H = Data<T>(weight),
                         .scale = scaling.scale,
                         .epsilon = kEpsilon,
-                        .residual_gradient_RH = with_residual ? Data<T>(residual) : nullptr,
+                        .residual_gradient_RH = with_residual ? Data<Residual>(residual) : nullptr,
                         .dx_RH = Data<Dx>(dx),
                         .dweight_H = Data<float>(dweight),
                         .scratch = dweight.defined() ? Data<float>(scratch) : nullptr},
@@ -210,6 +254,8 @@ TEST(RmsNormBackwardKernelTest, BackwardIsTheCompositeInEveryCombinationOfTypes)
         ExpectBackwardIsTheComposite<float, float, float>(shape, with_residual);
       }
     }
+    ExpectBackwardIsTheComposite<Narrow, float, Narrow, float>(shape, true);
+    ExpectBackwardIsTheComposite<Narrow, float, float, float>(shape, true);
   }
 }
 
@@ -223,6 +269,37 @@ TEST(RmsNormBackwardKernelTest, BackwardIsTheCompositeWithEveryScale) {
         ExpectBackwardIsTheComposite<float, float, float>(shape, false, scaling);
       }
     }
+  }
+}
+
+// dx in place of dy, of x, or of the residual's gradient.
+TEST(RmsNormBackwardKernelTest, ResultsMayLieWhereArgumentsWere) {
+  using Narrow = __nv_bfloat16;
+  for (const Rows& shape : kRows) {
+    const at::Tensor x = Input<Narrow>(shape, 1), weight = Weight<Narrow>(shape.width);
+    const at::Tensor dy = Random(x.sizes(), 2, at::kFloat),
+                     residual = Random(x.sizes(), 3, at::kFloat);
+    const auto run = [&]<class Dx>(const at::Tensor& x_RH, const at::Tensor& dy_RH,
+                                   const at::Tensor& residual_RH, Dx* dx) {
+      RmsNormBackward({.rows = shape.rows, .width = shape.width},
+                      RmsNormBackwardArguments<Narrow, float, Dx, float>{
+                          .dy_RH = Data<float>(dy_RH),
+                          .x_RH = Data<Narrow>(x_RH),
+                          .weight_H = Data<Narrow>(weight),
+                          .epsilon = kEpsilon,
+                          .residual_gradient_RH = Data<float>(residual_RH),
+                          .dx_RH = dx},
+                      nullptr);
+    };
+    const at::Tensor wide = at::empty_like(dy), narrow = at::empty_like(x);
+    run(x, dy, residual, Data<float>(wide));
+    run(x, dy, residual, Data<Narrow>(narrow));
+    const at::Tensor x_copy = x.clone(), dy_copy = dy.clone(), residual_copy = residual.clone();
+    run(x, dy_copy, residual, Data<float>(dy_copy));
+    run(x, dy, residual_copy, Data<float>(residual_copy));
+    run(x_copy, dy, residual, Data<Narrow>(x_copy));
+    EXPECT_TRUE(BitEqual(dy_copy, wide) && BitEqual(residual_copy, wide)) << shape.width;
+    EXPECT_TRUE(BitEqual(x_copy, narrow)) << shape.width;
   }
 }
 
