@@ -194,6 +194,25 @@ __global__ void RowsToPairsKernel(const int32_t* __restrict__ pair_R, int64_t ro
   if (row < rows) value_TK[pair_R[row]] = value_R[row];
 }
 
+// One block an expert: strided sums of its threads, then a tree of them.
+__global__ void __launch_bounds__(kThreads)
+    ProductsByExpertKernel(const int32_t* __restrict__ first_row_E1, const float* __restrict__ a_R,
+                           const float* __restrict__ b_R, float* sum_E) {
+  __shared__ float sums[kThreads];
+  const int end = first_row_E1[blockIdx.x + 1];
+  float sum = 0.0f;
+  for (int row = first_row_E1[blockIdx.x] + static_cast<int>(threadIdx.x); row < end;
+       row += kThreads) {
+    sum += a_R[row] * b_R[row];
+  }
+  sums[threadIdx.x] = sum;
+  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) sum_E[blockIdx.x] += sums[0];
+}
+
 void CheckShape(const ExpertGroupShape& shape) {
   OOM_CHECK(shape.token_count >= 0);
   OOM_CHECK(shape.expert_count > 0 && shape.expert_count <= kMostExperts);
@@ -249,6 +268,14 @@ void RowsToPairs(const int32_t* pair_R, int64_t row_count, const float* value_R,
   RowsToPairsKernel<<<RowBlocks(row_count), kThreads, 0, stream>>>(pair_R, row_count, value_R,
                                                                    value_TK);
   CheckLaunch("RowsToPairs");
+}
+
+void AddProductsByExpert(const int32_t* first_row_E1, int expert_count, const float* a_R,
+                         const float* b_R, float* sum_E, cudaStream_t stream) {
+  OOM_CHECK(expert_count > 0);
+  ProductsByExpertKernel<<<static_cast<unsigned>(expert_count), kThreads, 0, stream>>>(
+      first_row_E1, a_R, b_R, sum_E);
+  CheckLaunch("AddProductsByExpert");
 }
 
 }  // namespace oom

@@ -41,4 +41,9 @@ void PairsToRows(const int32_t* pair_R, int64_t row_count, const float* value_TK
 void RowsToPairs(const int32_t* pair_R, int64_t row_count, const float* value_R, float* value_TK,
                  cudaStream_t stream);
 
+// sum_E[e] += the sum over expert e's rows of a_R * b_R, FP32. The order of summation follows from
+// the number of its rows.
+void AddProductsByExpert(const int32_t* first_row_E1, int expert_count, const float* a_R,
+                         const float* b_R, float* sum_E, cudaStream_t stream);
+
 }  // namespace oom

@@ -108,7 +108,9 @@ __global__ void __launch_bounds__(kMostSumThreads, kSumBlocks)
   if (column >= rows.hidden_size) return;
   const int64_t token = blockIdx.x;
   const int64_t place = token * rows.hidden_size + column;
-  const Vector residual = *reinterpret_cast<const Vector*>(residual_TH + place);
+  // Loaded before the rows, not behind them.
+  Vector residual;
+  if (residual_TH != nullptr) residual = *reinterpret_cast<const Vector*>(residual_TH + place);
   float sum[kVector];
   ForEachRow<Vector>(
       rows, token, column, y_RH, weight_R, [&](int k, const Vector& y, float weight) {
@@ -119,8 +121,10 @@ __global__ void __launch_bounds__(kMostSumThreads, kSumBlocks)
           sum[i] = k == 0 ? product : ToFloat(RoundTo<T>(__fadd_rn(sum[i], product)));
         }
       });
+  if (residual_TH != nullptr) {
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) sum[i] = __fadd_rn(sum[i], residual.Get(i));
+    for (int i = 0; i < kVector; ++i) sum[i] = __fadd_rn(sum[i], residual.Get(i));
+  }
   Vector result;
   result.Set(sum);
   *reinterpret_cast<Vector*>(y_TH + place) = result;

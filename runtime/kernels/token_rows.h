@@ -1,7 +1,7 @@
 // Tokens to expert rows and back, on the device. Forward and backward of a mixture:
-//   x_RH = x_TH[token_R]                                     gather of tokens, or of their
-//   gradients; y_TH = residual_TH + sum over a token's rows of w * y    combine; dx_TH = sum over a
-//   token's rows of dx.
+//   x_RH = x_TH[token_R]: gather of tokens, or of their gradients;
+//   y_TH = residual_TH + sum over a token's rows of w * y: combine;
+//   dx_TH = sum over a token's rows of dx.
 // A token's rows are added one by one in the order of rows_TK, that is by expert. With activations
 // in BF16 the combine rounds where the composite operator does: each weighted row, each partial
 // sum, the sum with the residual. Sums of gradients are FP32, and at most the result is rounded.
@@ -45,7 +45,8 @@ void SpreadRows(const TokenRows& rows, const __nv_bfloat16* x_TH, __nv_bfloat16*
                 cudaStream_t stream);
 void SpreadRows(const TokenRows& rows, const float* x_TH, float* x_RH, cudaStream_t stream);
 
-// `weight_R` as the combine applies it (RouterChoice::applied_TK, by row).
+// `weight_R` as the combine applies it (RouterChoice::applied_TK, by row). `residual_TH` null:
+// none.
 void CombineRows(const TokenRows& rows, const __nv_bfloat16* y_RH, const float* weight_R,
                  const __nv_bfloat16* residual_TH, __nv_bfloat16* y_TH, cudaStream_t stream);
 void CombineRows(const TokenRows& rows, const float* y_RH, const float* weight_R,

@@ -87,5 +87,25 @@ TEST(ExpertGroupKernelTest, ValuesGoToRowsAndBack) {
   EXPECT_TRUE(BitEqual(back, value));
 }
 
+TEST(ExpertGroupKernelTest, ProductsAreAddedByExpert) {
+  // Expert 0 is chosen most; some of the 300 by nobody.
+  const at::Tensor expert = RandomChoices(20003, 3, 300, 5);
+  const Groups groups = Group(expert, 300);
+  const at::Tensor a = Random({20003 * 3}, 6, at::kFloat), b = Random({20003 * 3}, 7, at::kFloat);
+  const at::Tensor start = Random({300}, 8, at::kFloat);
+  const auto run = [&] {
+    at::Tensor sum = start.clone();
+    AddProductsByExpert(Pointer<int32_t>(groups.first_row_E1), 300, Pointer<float>(a),
+                        Pointer<float>(b), Pointer<float>(sum), nullptr);
+    return sum;
+  };
+  const at::Tensor by_row =
+      expert.flatten().index_select(0, groups.pair_R.to(at::kLong)).to(at::kLong).cpu();
+  const at::Tensor expected =
+      start.to(at::kDouble).cpu().index_add(0, by_row, a.to(at::kDouble).mul(b).cpu());
+  EXPECT_LE(RelativeError(run().cpu(), expected), 1e-6);
+  EXPECT_TRUE(BitEqual(run(), run()));
+}
+
 }  // namespace
 }  // namespace oom::testing

@@ -91,15 +91,19 @@ TYPED_TEST(TokenRowsTest, CombineEqualsTheCompositeBitForBit) {
       const at::Tensor residual = AtOffset(Random({c.tokens, c.hidden}, 5, this->kType), c.offset);
       at::Tensor weight = at::sigmoid(Random({c.tokens * c.choices}, 6, at::kFloat));
       if (rounded) weight = weight.to(this->kType);
-      const at::Tensor expected =
-          SumTokenRows(y.clone().mul_(weight.unsqueeze(1)), this->groups_, this->kType)
-              .add_(residual);
+      const at::Tensor sum =
+          SumTokenRows(y.clone().mul_(weight.unsqueeze(1)), this->groups_, this->kType);
+      const at::Tensor expected = at::add(sum, residual);
 
       const at::Tensor wide_weight = weight.to(at::kFloat);
       const at::Tensor combined = Poisoned(residual.sizes(), this->kType, c.offset);
       CombineRows(this->rows_, Pointer<TypeParam>(y), Pointer<float>(wide_weight),
                   Pointer<TypeParam>(residual), Pointer<TypeParam>(combined), nullptr);
       EXPECT_TRUE(BitEqual(combined, expected));
+      const TypeParam* const none = nullptr;
+      CombineRows(this->rows_, Pointer<TypeParam>(y), Pointer<float>(wide_weight), none,
+                  Pointer<TypeParam>(combined), nullptr);
+      EXPECT_TRUE(BitEqual(combined, sum));
       // In place.
       CombineRows(this->rows_, Pointer<TypeParam>(y), Pointer<float>(wide_weight),
                   Pointer<TypeParam>(residual), Pointer<TypeParam>(residual), nullptr);
