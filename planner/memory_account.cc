@@ -104,11 +104,8 @@ TokenBytes MixerTokenBytes(const ModelDescription& model, const LayerDescription
   TokenBytes bytes = layer.mixer == MixerKind::kDeltaNet
                          ? DeltaNetTokenBytes(layer.delta_net, row, gpu, act)
                          : AttentionTokenBytes(layer.attention, row, gpu, act);
-  // What the branch norm takes, and its gradient.
-  if (model.branch_norms) {
-    bytes.saved += row;
-    bytes.backward += row;
-  }
+  // What the branch norm takes.
+  if (model.branch_norms) bytes.saved += row;
   return bytes;
 }
 
@@ -154,8 +151,10 @@ int64_t MixerBackwardBytes(const ModelDescription& model, const LayerDescription
   const int64_t sub_batch = plan.partitions().attention_sub_batch_tokens();
   const int64_t at_once = sub_batch > 0 ? std::min(sub_batch, tokens) : tokens;
   const int64_t sum = groups > 1 ? 2 * at_once * (row / act) * 4 : 0;
+  // The gradient of what the branch norm takes, which all parts read.
+  const int64_t branch = model.branch_norms ? at_once * row : 0;
   const int64_t workspace = gpu ? AttentionWorkspaceBytes(layer.attention, at_once) : 0;
-  return (at_once * token.backward + workspace) / groups + sum + result;
+  return (at_once * token.backward + workspace) / groups + sum + branch + result;
 }
 
 // Attention written out by blocks (runtime/ops/blocked_attention.h), which only devices without a fused kernel for it
@@ -215,8 +214,12 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
     const int64_t wide_row = chunk_tokens * model.hidden_size * 4;
     const int64_t both = shared > 0 && rows.routed > 0 ? wide_row : 0;
     // Between norms: what both branches give and their sum, the gradients of each and of the result.
-    const int64_t between =
-        kind == MixtureKind::kRoutedAndDense ? 6 * chunk_tokens * row + wide_row : 0;
+    // On a GPU, while the experts' backward runs: the gradients of both branches and of the result, the
+    // normed rows; by expert row the weight and the scale that make the combine's, that, its gradient.
+    int64_t between = 0;
+    if (kind == MixtureKind::kRoutedAndDense) {
+      between = gpu ? 4 * chunk_tokens * row + rows.routed * 4 * 4 : 6 * chunk_tokens * row + wide_row;
+    }
     return std::max(shared, routed) + both + between;
   };
   const int64_t chunk = plan.partitions().mixture_chunk_tokens() > 0
@@ -232,7 +235,7 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
     const v1::LayerPlan& layer_plan = plan.layers(static_cast<int>(layer));
     const LayerDescription& description = model.layer(layer);
     const MixtureKind kind = description.mixture;
-    const bool mixer_on_gpu = kernels && GpuKernelsServeMixer(model, description);
+    const bool mixer_on_gpu = kernels && GpuKernelsServeMixer(description);
     const bool mixture_on_gpu = kernels && GpuKernelsServeMixture(model, description);
     const TokenBytes mixer = MixerTokenBytes(model, description, row, mixer_on_gpu, act);
     const int64_t mixer_saved = tokens * mixer.saved;
@@ -255,8 +258,7 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
                                  : tokens;
   // The composite operators have log-probabilities beside the logits; beside capped ones, which are
   // wide, what their derivative is of.
-  const bool head_on_gpu = kernels && GpuKernelsServeHead(model);
-  const int64_t logit_bytes = head_on_gpu ? act : model.logit_cap == 0.0 ? 4 + act : 12;
+  const int64_t logit_bytes = kernels ? act : model.logit_cap == 0.0 ? 4 + act : 12;
   const int64_t head =
       head_chunk * model.vocabulary_size * logit_bytes + 4 * row_bytes + coming_back;
   // The embedding's backward takes all micro-batches at once: their upstream gradients wait for it,

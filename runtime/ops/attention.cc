@@ -60,7 +60,7 @@ struct QueryAndGate {
 at::Tensor MixerForward(const ModelDescription& model, const LayerDescription& layer,
                         const LayerTensors& weights, const at::Tensor& x_TH,
                         const PackedBatch& batch, MixerSaved* saved, HeadRange heads) {
-  if (const DeviceOperators* device = MixerOperatorsFor(x_TH, model, layer)) {
+  if (const DeviceOperators* device = MixerOperatorsFor(x_TH, layer)) {
     return device->mixer_forward(model, layer, weights, x_TH, batch, saved, heads);
   }
   const AttentionDescription& shape = layer.attention;
@@ -104,7 +104,7 @@ at::Tensor MixerBackward(const ModelDescription& model, const LayerDescription& 
                          const LayerTensors& weights, const at::Tensor& dh_TH,
                          const MixerSaved& saved, const PackedBatch& batch,
                          LayerTensors* gradients) {
-  if (const DeviceOperators* device = MixerOperatorsFor(dh_TH, model, layer)) {
+  if (const DeviceOperators* device = MixerOperatorsFor(dh_TH, layer)) {
     return device->mixer_backward(model, layer, weights, dh_TH, saved, batch, gradients);
   }
   const AttentionDescription& shape = layer.attention;

@@ -14,7 +14,7 @@ DeltaMixerOutput DeltaMixerForward(const ModelDescription& model, const LayerDes
                                    const SequenceSegment& segment, const GatedDeltaNetState& state,
                                    DeltaMixerSaved* saved) {
   OOM_CHECK_MSG(!model.branch_norms, "no family has branch norms on Gated DeltaNet");
-  if (const DeviceOperators* device = MixerOperatorsFor(x_TH, model, layer)) {
+  if (const DeviceOperators* device = MixerOperatorsFor(x_TH, layer)) {
     return device->delta_mixer_forward(model, layer, weights, x_TH, segment, state, saved);
   }
   const at::Tensor x = x_TH.narrow(0, segment.first, segment.tokens());
@@ -37,7 +37,7 @@ DeltaMixerGradients DeltaMixerBackward(const ModelDescription& model, const Laye
                                        const LayerTensors& weights, const at::Tensor& dh_TH,
                                        const GatedDeltaNetState& dstate,
                                        const DeltaMixerSaved& saved, LayerTensors* gradients) {
-  if (const DeviceOperators* device = MixerOperatorsFor(dh_TH, model, layer)) {
+  if (const DeviceOperators* device = MixerOperatorsFor(dh_TH, layer)) {
     return device->delta_mixer_backward(model, layer, weights, dh_TH, dstate, saved, gradients);
   }
   const SequenceSegment& segment = saved.segment;

@@ -17,21 +17,15 @@ const DeviceOperators* OperatorsFor(const at::Tensor& x) {
   return is_registered && registered.serves(x) ? &registered : nullptr;
 }
 
-const DeviceOperators* MixerOperatorsFor(const at::Tensor& x, const ModelDescription& model,
-                                         const LayerDescription& layer) {
+const DeviceOperators* MixerOperatorsFor(const at::Tensor& x, const LayerDescription& layer) {
   const DeviceOperators* const device = OperatorsFor(x);
-  return device != nullptr && device->serves_mixer(model, layer) ? device : nullptr;
+  return device != nullptr && device->serves_mixer(layer) ? device : nullptr;
 }
 
 const DeviceOperators* MixtureOperatorsFor(const at::Tensor& x, const ModelDescription& model,
                                            const LayerDescription& layer) {
   const DeviceOperators* const device = OperatorsFor(x);
   return device != nullptr && device->serves_mixture(model, layer) ? device : nullptr;
-}
-
-const DeviceOperators* HeadOperatorsFor(const at::Tensor& x, const ModelDescription& model) {
-  const DeviceOperators* const device = OperatorsFor(x);
-  return device != nullptr && device->serves_head(model) ? device : nullptr;
 }
 
 }  // namespace oom

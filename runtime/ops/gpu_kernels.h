@@ -1,5 +1,6 @@
-// Which layers the kernels of GPUs serve in BF16: the others run as composites, which take more memory and may wait. Pure
-// functions of descriptions, for the operators and for the planner's memory account, which knows no CUDA.
+// Which layers the kernels of GPUs serve in BF16: the others run as composites, which take more
+// memory and may wait. Pure functions of descriptions, for the operators and for the planner's
+// memory account, which knows no CUDA.
 
 #pragma once
 
@@ -19,18 +20,15 @@ inline bool GpuKernelsServe(const DeltaNetDescription& delta) {
          delta.tap_count == kTaps;
 }
 
-// Norms behind mixer and mixture, another activation and capped logits only the composites know.
-inline bool GpuKernelsServeMixer(const ModelDescription& model, const LayerDescription& layer) {
-  if (model.branch_norms) return false;
+inline bool GpuKernelsServeMixer(const LayerDescription& layer) {
   return layer.mixer == MixerKind::kDeltaNet ? GpuKernelsServe(layer.delta_net)
                                              : GpuKernelsServe(layer.attention);
 }
 
 inline bool GpuKernelsServeMixture(const ModelDescription& model, const LayerDescription& layer) {
-  return !model.branch_norms && model.activation == Activation::kSilu &&
-         layer.mixture != MixtureKind::kRoutedAndDense;
+  constexpr int64_t kExpertsMax = 512, kChoicesMax = 16;  // Of the router's kernels.
+  return !HasExperts(layer.mixture) ||
+         (model.expert_count <= kExpertsMax && model.experts_per_token <= kChoicesMax);
 }
-
-inline bool GpuKernelsServeHead(const ModelDescription& model) { return model.logit_cap == 0.0; }
 
 }  // namespace oom

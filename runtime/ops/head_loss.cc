@@ -59,7 +59,7 @@ HeadLossResult HeadLoss(const ModelDescription& model, const HeadTensors& weight
                         const at::Tensor& x_TH, const at::Tensor& target_T,
                         const HeadLossOptions& options, HeadTensors* gradients) {
   OOM_CHECK(options.chunk_tokens > 0);
-  if (const DeviceOperators* device = HeadOperatorsFor(x_TH, model)) {
+  if (const DeviceOperators* device = OperatorsFor(x_TH)) {
     return device->head_loss(model, weights, x_TH, target_T, options, gradients);
   }
   const int64_t first = options.tokens.first;

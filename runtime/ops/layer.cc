@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "runtime/ops/device_operators.h"
 #include "runtime/ops/precision.h"
 #include "runtime/ops/rms_norm.h"
 
@@ -62,6 +63,9 @@ int64_t MixtureSaved::bytes() const {
 at::Tensor FinishMixer(const ModelDescription& model, const LayerTensors& weights,
                        const at::Tensor& x_TH, const at::Tensor& sum_TH, at::Tensor* output_TH) {
   if (!model.branch_norms) return AddResidual(x_TH, sum_TH);
+  if (const DeviceOperators* device = OperatorsFor(x_TH)) {
+    return device->finish_mixer(model, weights, x_TH, sum_TH, output_TH);
+  }
   const at::Tensor output = sum_TH.to(x_TH.scalar_type());
   if (output_TH != nullptr) *output_TH = output;
   return RmsNormForward(output, weights.mixer_output_norm, model.norm).add_(x_TH);
@@ -71,6 +75,9 @@ at::Tensor BeginMixerBackward(const ModelDescription& model, const LayerTensors&
                               const at::Tensor& dh_TH, const at::Tensor& output_TH,
                               LayerTensors* gradients) {
   if (!model.branch_norms) return dh_TH;
+  if (const DeviceOperators* device = OperatorsFor(dh_TH)) {
+    return device->begin_mixer_backward(model, weights, dh_TH, output_TH, gradients);
+  }
   return RmsNormBackward(dh_TH, output_TH, weights.mixer_output_norm, model.norm,
                          gradients->mixer_output_norm)
       .to(dh_TH.scalar_type());

@@ -1,5 +1,5 @@
 // Goal: what a GPU's operators work in is accounted for: Gated DeltaNet's scratch memory, by
-// segment where the plan asks for segments; wide heads' scores.
+// segment where the plan asks for segments; wide heads' scores; capped logits.
 
 #include "planner/memory_account.h"
 
@@ -57,6 +57,18 @@ TEST(OperatorBytes, WideHeadsTakeTheirBlocksInPlaceOfCudnnsSums) {
       {.tokens = tokens, .query_heads = 8, .kv_heads = 1, .head_size = 512});
   const int64_t logsumexp = tokens * (16 - 8) * 4;
   EXPECT_EQ(bytes_with(16, 2, 256) - bytes_with(8, 1, 512), sums - blocks + logsumexp);
+}
+
+TEST(OperatorBytes, CappedLogitsTakeTheirOwnBytesAlone) {
+  const auto model = ReadHfConfig(OOM_SOURCE_DIR "/geometries/gemma4-26b-a4b/config.json");
+  ASSERT_TRUE(model.ok()) << model.status().ToString();
+  const auto bytes_with = [&](int64_t head_chunk) {
+    v1::Plan plan = GpuPlan(*model);
+    plan.mutable_partitions()->set_head_chunk_tokens(head_chunk);
+    return OperatorBytes(*model, plan, kBatch, /*float32=*/false);
+  };
+  const int64_t tokens = kBatch.micro_batch_tokens();
+  EXPECT_EQ(bytes_with(tokens) - bytes_with(tokens / 2), tokens / 2 * model->vocabulary_size * 2);
 }
 
 }  // namespace

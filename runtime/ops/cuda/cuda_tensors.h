@@ -43,19 +43,27 @@ void AddWeightGradient(at::Tensor gradient_OI, const at::Tensor& dy_RO, const at
 // sum_RI += a_RO @ b_OI, likewise.
 void AddWideProduct(at::Tensor sum_RI, const at::Tensor& a_RO, const at::Tensor& b_OI);
 
-// As runtime/ops/rms_norm, of rows.
-at::Tensor NormForward(const at::Tensor& x_RH, const at::Tensor& weight_H, const NormRule& rule);
+// What a normed row meets, rounded after each; what is undefined changes nothing.
+struct AfterNorm {
+  at::Tensor addend_RH;
+  at::Tensor factor;  // FP32, one value.
+};
+
+// As runtime/ops/rms_norm, of rows: (norm(x) + addend) * factor.
+at::Tensor NormForward(const at::Tensor& x_RH, const at::Tensor& weight_H, const NormRule& rule,
+                       const AfterNorm& after = {});
 
 struct NormGradient {
   at::Tensor dy_RH;  // BF16 or wide.
   at::Tensor x_RH;
   at::Tensor weight_H;  // May be undefined.
   NormRule rule;
-  at::Tensor residual_gradient_RH;  // Added before the result is rounded; may be undefined.
-  at::Tensor dweight_H;             // Accumulates; may be undefined.
+  // Added before the result is rounded; BF16, or wide with a wide dy; may be undefined.
+  at::Tensor residual_gradient_RH;
+  at::Tensor dweight_H;  // Accumulates; may be undefined.
 };
 
-// Into `dx_RH`, BF16 or wide.
+// Into `dx_RH`, BF16 or wide; it may be dy, x or the residual's gradient.
 void NormBackward(const NormGradient& gradient, at::Tensor dx_RH);
 
 }  // namespace oom

@@ -24,7 +24,9 @@ HeadLossResult CudaHeadLoss(const ModelDescription& model, const HeadTensors& we
     at::Tensor logits_TV = at::linear(normed_TH, weights.head);
     const at::Tensor loss_T = at::empty({rows}, x.options().dtype(at::kFloat));
 
-    const CrossEntropyShape shape{.tokens = rows, .vocabulary = logits_TV.size(1)};
+    const CrossEntropyShape shape{.tokens = rows,
+                                  .vocabulary = logits_TV.size(1),
+                                  .logit_cap = static_cast<float>(model.logit_cap)};
     auto* const logits = DeviceData<__nv_bfloat16>(logits_TV);
     const auto* const targets = DeviceData<int64_t>(target);
     if (gradients == nullptr) {

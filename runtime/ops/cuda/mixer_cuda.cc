@@ -170,6 +170,27 @@ at::Tensor NormedValue(const ModelDescription& model, const AttentionDescription
 
 }  // namespace
 
+at::Tensor CudaFinishMixer(const ModelDescription& model, const LayerTensors& weights,
+                           const at::Tensor& x_TH, const at::Tensor& sum_TH,
+                           at::Tensor* output_TH) {
+  const at::Tensor output = sum_TH.to(x_TH.scalar_type());
+  if (output_TH != nullptr) *output_TH = output;
+  return NormForward(output, weights.mixer_output_norm, model.norm, {.addend_RH = x_TH});
+}
+
+at::Tensor CudaBeginMixerBackward(const ModelDescription& model, const LayerTensors& weights,
+                                  const at::Tensor& dh_TH, const at::Tensor& output_TH,
+                                  LayerTensors* gradients) {
+  at::Tensor dsum_TH = at::empty_like(dh_TH);
+  NormBackward({.dy_RH = dh_TH,
+                .x_RH = output_TH,
+                .weight_H = weights.mixer_output_norm,
+                .rule = model.norm,
+                .dweight_H = gradients->mixer_output_norm},
+               dsum_TH);
+  return dsum_TH;
+}
+
 at::Tensor CudaMixerForward(const ModelDescription& model, const LayerDescription& layer,
                             const LayerTensors& weights, const at::Tensor& x_TH,
                             const PackedBatch& batch, MixerSaved* saved, HeadRange heads) {
@@ -201,8 +222,10 @@ at::Tensor CudaMixerForward(const ModelDescription& model, const LayerDescriptio
               .value_TGd = value,
               .attention = std::move(attention)};
   }
-  if (slice.whole) return at::addmm(x_TH, attended, weights.output.t());
-  return at::mm(attended, slice.Output(weights.output).t(), at::kFloat);
+  if (!slice.whole) return at::mm(attended, slice.Output(weights.output).t(), at::kFloat);
+  if (!model.branch_norms) return at::addmm(x_TH, attended, weights.output.t());
+  return CudaFinishMixer(model, weights, x_TH, at::mm(attended, weights.output.t()),
+                         saved == nullptr ? nullptr : &saved->output_TH);
 }
 
 at::Tensor CudaMixerBackward(const ModelDescription& model, const LayerDescription& layer,
@@ -212,7 +235,11 @@ at::Tensor CudaMixerBackward(const ModelDescription& model, const LayerDescripti
   const AttentionDescription& shape = layer.attention;
   const HeadSlice slice(shape, saved.heads);
   const int64_t tokens = dh_TH.size(0);
-  const at::Tensor dattended_TNd = at::mm(dh_TH, slice.Output(weights.output))
+  at::Tensor dsum_TH = dh_TH;
+  if (slice.whole && model.branch_norms) {
+    dsum_TH = CudaBeginMixerBackward(model, weights, dh_TH, saved.output_TH, gradients);
+  }
+  const at::Tensor dattended_TNd = at::mm(dsum_TH, slice.Output(weights.output))
                                        .view({tokens, slice.query_heads, slice.head_size});
   at::Tensor dquery_TNr;
   at::Tensor attended_TNd = saved.attention.output_TNd;
@@ -220,9 +247,10 @@ at::Tensor CudaMixerBackward(const ModelDescription& model, const LayerDescripti
     dquery_TNr = at::empty_like(saved.query_TNr);
     attended_TNd = GateBackward(slice, saved, dattended_TNd, dquery_TNr);
   }
-  AddWeightGradient(slice.Output(gradients->output), dh_TH,
+  AddWeightGradient(slice.Output(gradients->output), dsum_TH,
                     attended_TNd.view({tokens, slice.query_width()}));
   attended_TNd.reset();
+  dsum_TH.reset();
 
   const HeadRotation rotation(model, shape, batch, dh_TH);
   const AttentionGradients attention = CudaAttentionBackward(

@@ -16,4 +16,11 @@ at::Tensor CudaMixerBackward(const ModelDescription& model, const LayerDescripti
                              const MixerSaved& saved, const PackedBatch& batch,
                              LayerTensors* gradients);
 
+// FinishMixer and BeginMixerBackward of models with branch norms.
+at::Tensor CudaFinishMixer(const ModelDescription& model, const LayerTensors& weights,
+                           const at::Tensor& x_TH, const at::Tensor& sum_TH, at::Tensor* output_TH);
+at::Tensor CudaBeginMixerBackward(const ModelDescription& model, const LayerTensors& weights,
+                                  const at::Tensor& dh_TH, const at::Tensor& output_TH,
+                                  LayerTensors* gradients);
+
 }  // namespace oom

@@ -2,57 +2,19 @@
 
 #include "runtime/ops/cuda/mixture_cuda.h"
 
-#include "runtime/kernels/swiglu.h"
 #include "runtime/kernels/token_gate.h"
 #include "runtime/ops/cuda/cuda_tensors.h"
+#include "runtime/ops/cuda/dense_mlp_cuda.h"
+#include "runtime/ops/cuda/parallel_mixture_cuda.h"
 #include "runtime/ops/cuda/routed_cuda.h"
 
 namespace oom {
 namespace {
 
-at::Tensor Rows(const at::Tensor& x_TH, TokenRange tokens) {
-  return tokens.count < 0 ? x_TH : x_TH.narrow(0, tokens.first, tokens.count);
-}
-
-at::Tensor Activated(const at::Tensor& gate_up_TF) {
-  const at::Tensor a_TI =
-      at::empty({gate_up_TF.size(0), gate_up_TF.size(1) / 2}, gate_up_TF.options());
-  SwigluForward({.rows = a_TI.size(0), .width = a_TI.size(1)},
-                DeviceData<__nv_bfloat16>(gate_up_TF), DeviceData<__nv_bfloat16>(a_TI),
-                OperatorStream());
-  return a_TI;
-}
-
-// Of an MLP that all tokens pass, or their gradients.
-struct MlpTensors {
-  at::Tensor gate_up_FH;
-  at::Tensor down_HI;
-};
-
-// The gradient of gate and up; the weights' accumulate.
-at::Tensor MlpBackward(const MlpTensors& weights, const at::Tensor& dy_TH,
-                       const at::Tensor& normed_TH, const at::Tensor& gate_up_TF,
-                       const MlpTensors& gradients) {
-  // Becomes the activation itself.
-  at::Tensor da_TI = at::mm(dy_TH, weights.down_HI);
-  const at::Tensor dgate_up_TF = at::empty_like(gate_up_TF);
-  SwigluBackward(
-      {.rows = da_TI.size(0), .width = da_TI.size(1)},
-      SwigluBackwardArguments<__nv_bfloat16>{.da_RI = DeviceData<__nv_bfloat16>(da_TI),
-                                             .gate_up_RF = DeviceData<__nv_bfloat16>(gate_up_TF),
-                                             .dgate_up_RF = DeviceData<__nv_bfloat16>(dgate_up_TF),
-                                             .weighted_RI = DeviceData<__nv_bfloat16>(da_TI)},
-      OperatorStream());
-  AddWeightGradient(gradients.down_HI, dy_TH, da_TI);
-  da_TI.reset();
-  AddWeightGradient(gradients.gate_up_FH, dgate_up_TF, normed_TH);
-  return dgate_up_TF;
-}
-
 // residual + logistic(z) f of the expert that all tokens have.
-at::Tensor SharedDown(const LayerTensors& weights, const SharedExpertSaved& saved,
-                      const at::Tensor& residual_TH) {
-  const at::Tensor y_TH = at::mm(Activated(saved.gate_up_TF), weights.shared_down.t());
+at::Tensor SharedDown(const ModelDescription& model, const LayerTensors& weights,
+                      const SharedExpertSaved& saved, const at::Tensor& residual_TH) {
+  const at::Tensor y_TH = CudaDenseDown(saved.gate_up_TF, weights.shared_down, model.activation);
   TokenGateForward({.tokens = y_TH.size(0), .width = y_TH.size(1)},
                    {.f_TH = DeviceData<__nv_bfloat16>(y_TH),
                     .logit_T = DeviceData<__nv_bfloat16>(saved.logit_T1),
@@ -63,11 +25,12 @@ at::Tensor SharedDown(const LayerTensors& weights, const SharedExpertSaved& save
 }
 
 // Adds to the gradient of the normed rows.
-void AddSharedBackward(const LayerTensors& weights, const at::Tensor& dy_TH,
-                       const at::Tensor& normed_TH, const SharedExpertSaved& saved,
-                       LayerTensors* gradients, const at::Tensor& dnormed_TH) {
+void AddSharedBackward(const ModelDescription& model, const LayerTensors& weights,
+                       const at::Tensor& dy_TH, const at::Tensor& normed_TH,
+                       const SharedExpertSaved& saved, LayerTensors* gradients,
+                       const at::Tensor& dnormed_TH) {
   const at::Tensor dlogit_T1 = at::empty_like(saved.logit_T1);
-  at::Tensor df_TH = at::mm(Activated(saved.gate_up_TF), weights.shared_down.t());
+  at::Tensor df_TH = CudaDenseDown(saved.gate_up_TF, weights.shared_down, model.activation);
   TokenGateBackward({.tokens = df_TH.size(0), .width = df_TH.size(1)},
                     {.dy_TH = DeviceData<__nv_bfloat16>(dy_TH),
                      .f_TH = DeviceData<__nv_bfloat16>(df_TH),
@@ -75,9 +38,9 @@ void AddSharedBackward(const LayerTensors& weights, const at::Tensor& dy_TH,
                      .df_TH = DeviceData<__nv_bfloat16>(df_TH),
                      .dlogit_T = DeviceData<__nv_bfloat16>(dlogit_T1)},
                     OperatorStream());
-  const at::Tensor dgate_up_TF =
-      MlpBackward({weights.shared_gate_up, weights.shared_down}, df_TH, normed_TH, saved.gate_up_TF,
-                  {gradients->shared_gate_up, gradients->shared_down});
+  const at::Tensor dgate_up_TF = CudaMlpBackward(
+      {weights.shared_gate_up, weights.shared_down}, df_TH, normed_TH, saved.gate_up_TF,
+      model.activation, {gradients->shared_gate_up, gradients->shared_down});
   df_TH.reset();
   AddWeightGradient(gradients->shared_gate, dlogit_T1, normed_TH);
   AddWideProduct(dnormed_TH, dgate_up_TF, weights.shared_gate_up);
@@ -91,14 +54,14 @@ at::Tensor BranchesBackward(const ModelDescription& model, const LayerDescriptio
                             const LoadBalanceTerm& balance, LayerTensors* gradients) {
   if (!HasExperts(layer.mixture)) {
     const at::Tensor dgate_up_TF =
-        MlpBackward({weights.gate_up, weights.down}, dy_TH, normed_TH, saved.gate_up_RF,
-                    {gradients->gate_up, gradients->down});
+        CudaMlpBackward({weights.gate_up, weights.down}, dy_TH, normed_TH, saved.gate_up_RF,
+                        model.activation, {gradients->gate_up, gradients->down});
     return at::mm(dgate_up_TF, weights.gate_up, at::kFloat);
   }
   at::Tensor dnormed_TH =
       CudaRoutedBackward(model, weights, dy_TH, normed_TH, saved, balance, gradients);
   if (layer.mixture == MixtureKind::kRoutedAndShared) {
-    AddSharedBackward(weights, dy_TH, normed_TH, saved.shared, gradients, dnormed_TH);
+    AddSharedBackward(model, weights, dy_TH, normed_TH, saved.shared, gradients, dnormed_TH);
   }
   return dnormed_TH;
 }
@@ -108,11 +71,14 @@ at::Tensor BranchesBackward(const ModelDescription& model, const LayerDescriptio
 at::Tensor CudaMixtureForward(const ModelDescription& model, const LayerDescription& layer,
                               const LayerTensors& weights, const at::Tensor& h_TH,
                               MixtureSaved* saved, const MixtureOptions& options) {
+  if (layer.mixture == MixtureKind::kRoutedAndDense) {
+    return CudaParallelMixtureForward(model, weights, h_TH, saved, options);
+  }
   const bool routed = HasExperts(layer.mixture);
   const bool shared = layer.mixture == MixtureKind::kRoutedAndShared;
   MixtureSaved kept;
   kept.tokens = options.tokens;
-  kept.input_TH = Rows(h_TH, options.tokens);
+  kept.input_TH = RowsOf(h_TH, options.tokens);
   {
     const at::Tensor normed_TH = NormForward(kept.input_TH, weights.post_norm, model.norm);
     if (routed) {
@@ -128,11 +94,12 @@ at::Tensor CudaMixtureForward(const ModelDescription& model, const LayerDescript
   }
   at::Tensor y_TH;
   if (!options.stop_at_gate_up && routed) {
-    y_TH =
-        CudaExpertsDown(model, kept, weights.down,
-                        shared ? SharedDown(weights, kept.shared, kept.input_TH) : kept.input_TH);
+    y_TH = CudaExpertsDown(
+        model, kept, weights.down, CudaCombineWeights(model, kept),
+        shared ? SharedDown(model, weights, kept.shared, kept.input_TH) : kept.input_TH);
   } else if (!options.stop_at_gate_up) {
-    y_TH = at::addmm(kept.input_TH, Activated(kept.gate_up_RF), weights.down.t());
+    y_TH = at::addmm(kept.input_TH, CudaActivated(kept.gate_up_RF, model.activation),
+                     weights.down.t());
   }
   if (saved != nullptr) *saved = std::move(kept);
   return y_TH;
@@ -142,7 +109,10 @@ at::Tensor CudaMixtureBackward(const ModelDescription& model, const LayerDescrip
                                const LayerTensors& weights, const at::Tensor& dy_TH,
                                const MixtureSaved& saved, LayerTensors* gradients,
                                const LoadBalanceTerm& balance) {
-  const at::Tensor dy_rows = Rows(dy_TH, saved.tokens);
+  const at::Tensor dy_rows = RowsOf(dy_TH, saved.tokens);
+  if (layer.mixture == MixtureKind::kRoutedAndDense) {
+    return CudaParallelMixtureBackward(model, weights, dy_rows, saved, gradients, balance);
+  }
   at::Tensor normed_TH = NormForward(saved.input_TH, weights.post_norm, model.norm);
   const at::Tensor dnormed_TH =
       BranchesBackward(model, layer, weights, dy_rows, normed_TH, saved, balance, gradients);

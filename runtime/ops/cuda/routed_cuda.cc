@@ -7,6 +7,7 @@
 #include "runtime/kernels/swiglu.h"
 #include "runtime/kernels/token_rows.h"
 #include "runtime/ops/cuda/cuda_tensors.h"
+#include "runtime/ops/cuda/dense_mlp_cuda.h"
 #include "runtime/ops/precision.h"
 
 namespace oom {
@@ -56,15 +57,6 @@ at::Tensor Spread(const at::Tensor& x_TH, const ExpertGroups& groups) {
   SpreadRows(RowsOfTokens(groups, x_TH.size(1)), DeviceData<__nv_bfloat16>(x_TH),
              DeviceData<__nv_bfloat16>(x_RH), OperatorStream());
   return x_RH;
-}
-
-// The combine's weights, FP32.
-at::Tensor WeightByRow(const ModelDescription& model, const MixtureSaved& saved) {
-  const at::Tensor weight_TK = Wide(CombineWeights(model, saved.router));
-  at::Tensor weight_R = at::empty(saved.groups.pair_R.sizes(), weight_TK.options());
-  PairsToRows(DeviceData<int32_t>(saved.groups.pair_R), weight_R.size(0),
-              DeviceData<float>(weight_TK), DeviceData<float>(weight_R), OperatorStream());
-  return weight_R;
 }
 
 ExpertGroups Group(const ModelDescription& model, const at::Tensor& expert_TK) {
@@ -126,12 +118,12 @@ struct ActivationGradients {
 
 // `da_RI`'s memory becomes weighted_RI.
 ActivationGradients ActivationBackward(const at::Tensor& da_RI, const at::Tensor& gate_up_RF,
-                                       const at::Tensor& weight_R) {
+                                       const at::Tensor& weight_R, Activation activation) {
   ActivationGradients result;
   result.dgate_up_RF = at::empty_like(gate_up_RF);
   result.weighted_RI = da_RI;
   result.dweight_R = at::empty_like(weight_R);
-  SwigluBackward({.rows = da_RI.size(0), .width = da_RI.size(1)},
+  SwigluBackward({.rows = da_RI.size(0), .width = da_RI.size(1), .activation = activation},
                  SwigluBackwardArguments<__nv_bfloat16>{
                      .da_RI = DeviceData<__nv_bfloat16>(da_RI),
                      .gate_up_RF = DeviceData<__nv_bfloat16>(gate_up_RF),
@@ -141,58 +133,6 @@ ActivationGradients ActivationBackward(const at::Tensor& da_RI, const at::Tensor
                      .dweight_R = DeviceData<float>(result.dweight_R)},
                  OperatorStream());
   return result;
-}
-
-// The experts' part of dn, wide; `dweight_R` receives the gradient of the combine's weights.
-at::Tensor ExpertsBackward(const ModelDescription& model, const LayerTensors& weights,
-                           const at::Tensor& dy_TH, const at::Tensor& normed_TH,
-                           const MixtureSaved& saved, LayerTensors* gradients,
-                           at::Tensor* dweight_R) {
-  const ExpertGroups& groups = saved.groups;
-  ActivationGradients activation;
-  {
-    const at::Tensor dy_RH = Spread(dy_TH, groups);
-    activation =
-        ActivationBackward(ExpertProduct(dy_RH, weights.down, /*transposed=*/false, groups),
-                           saved.gate_up_RF, WeightByRow(model, saved));
-    AddGroupedWeightGradient(gradients->down, dy_RH, activation.weighted_RI, groups);
-    activation.weighted_RI.reset();
-  }
-  AddGroupedWeightGradient(gradients->gate_up, activation.dgate_up_RF, Spread(normed_TH, groups),
-                           groups);
-  const at::Tensor dx_RH = ExpertProduct(activation.dgate_up_RF, weights.gate_up, false, groups);
-  activation.dgate_up_RF.reset();
-  *dweight_R = activation.dweight_R;
-
-  at::Tensor dx_TH = at::empty(dy_TH.sizes(), dy_TH.options().dtype(at::kFloat));
-  SumTokenRows(RowsOfTokens(groups, dy_TH.size(1)), DeviceData<__nv_bfloat16>(dx_RH),
-               DeviceData<float>(dx_TH), OperatorStream());
-  return dx_TH;
-}
-
-// The logits' gradient, BF16.
-at::Tensor LogitsGradient(const ModelDescription& model, const MixtureSaved& saved,
-                          const at::Tensor& dweight_R, const LoadBalanceTerm& balance) {
-  const RouterSaved& router = saved.router;
-  const at::Tensor dweight_TK = at::empty_like(router.weight_TK);
-  RowsToPairs(DeviceData<int32_t>(saved.groups.pair_R), dweight_R.size(0),
-              DeviceData<float>(dweight_R), DeviceData<float>(dweight_TK), OperatorStream());
-  at::Tensor fraction_E;
-  double scale = 0.0;
-  if (balance.coefficient != 0.0) {
-    fraction_E = balance.fraction_E.to(at::kFloat);
-    scale = balance.coefficient * static_cast<double>(model.expert_count) /
-            static_cast<double>(balance.tokens);
-  }
-  at::Tensor dlogits_TE = at::empty_like(router.logits_TE);
-  RouterBackward(ShapeOfRouter(model, router.logits_TE.size(0)),
-                 DeviceData<__nv_bfloat16>(router.logits_TE),
-                 {.expert_TK = DeviceData<int32_t>(router.expert_TK),
-                  .weight_TK = DeviceData<float>(router.weight_TK),
-                  .dweight_TK = DeviceData<float>(dweight_TK),
-                  .balance = {.fraction_E = DeviceData<float>(fraction_E), .scale = scale}},
-                 DeviceData<__nv_bfloat16>(dlogits_TE), OperatorStream());
-  return dlogits_TE;
 }
 
 }  // namespace
@@ -220,25 +160,82 @@ void CudaRoute(const ModelDescription& model, const at::Tensor& normed_TH,
   if (stats != nullptr) Count(shape, probability_BE, saved->groups, stats);
 }
 
+at::Tensor CudaByRow(const at::Tensor& value_TK, const ExpertGroups& groups) {
+  at::Tensor value_R = at::empty(groups.pair_R.sizes(), value_TK.options());
+  PairsToRows(DeviceData<int32_t>(groups.pair_R), value_R.size(0), DeviceData<float>(value_TK),
+              DeviceData<float>(value_R), OperatorStream());
+  return value_R;
+}
+
+at::Tensor CudaCombineWeights(const ModelDescription& model, const MixtureSaved& saved) {
+  return CudaByRow(Wide(CombineWeights(model, saved.router)), saved.groups);
+}
+
 at::Tensor CudaExpertsGateUp(const at::Tensor& normed_TH, const at::Tensor& gate_up_EFH,
                              const ExpertGroups& groups) {
   return ExpertProduct(Spread(normed_TH, groups), gate_up_EFH, /*transposed=*/true, groups);
 }
 
 at::Tensor CudaExpertsDown(const ModelDescription& model, const MixtureSaved& saved,
-                           const at::Tensor& down_EHI, const at::Tensor& residual_TH) {
-  const at::Tensor& gate_up_RF = saved.gate_up_RF;
-  at::Tensor a_RI = at::empty({gate_up_RF.size(0), gate_up_RF.size(1) / 2}, gate_up_RF.options());
-  SwigluForward({.rows = a_RI.size(0), .width = a_RI.size(1)},
-                DeviceData<__nv_bfloat16>(gate_up_RF), DeviceData<__nv_bfloat16>(a_RI),
-                OperatorStream());
-  const at::Tensor y_RH = ExpertProduct(a_RI, down_EHI, /*transposed=*/true, saved.groups);
-  a_RI.reset();
-  at::Tensor y_TH = at::empty_like(residual_TH);
+                           const at::Tensor& down_EHI, const at::Tensor& weight_R,
+                           const at::Tensor& residual_TH) {
+  const at::Tensor y_RH = ExpertProduct(CudaActivated(saved.gate_up_RF, model.activation), down_EHI,
+                                        /*transposed=*/true, saved.groups);
+  at::Tensor y_TH = at::empty_like(saved.input_TH);
   CombineRows(RowsOfTokens(saved.groups, y_TH.size(1)), DeviceData<__nv_bfloat16>(y_RH),
-              DeviceData<float>(WeightByRow(model, saved)), DeviceData<__nv_bfloat16>(residual_TH),
+              DeviceData<float>(weight_R), DeviceData<__nv_bfloat16>(residual_TH),
               DeviceData<__nv_bfloat16>(y_TH), OperatorStream());
   return y_TH;
+}
+
+at::Tensor CudaExpertsBackward(const ModelDescription& model, const LayerTensors& weights,
+                               const at::Tensor& dy_TH, const at::Tensor& normed_TH,
+                               const MixtureSaved& saved, const at::Tensor& weight_R,
+                               LayerTensors* gradients, at::Tensor* dweight_R) {
+  const ExpertGroups& groups = saved.groups;
+  ActivationGradients activation;
+  {
+    const at::Tensor dy_RH = Spread(dy_TH, groups);
+    activation =
+        ActivationBackward(ExpertProduct(dy_RH, weights.down, /*transposed=*/false, groups),
+                           saved.gate_up_RF, weight_R, model.activation);
+    AddGroupedWeightGradient(gradients->down, dy_RH, activation.weighted_RI, groups);
+    activation.weighted_RI.reset();
+  }
+  AddGroupedWeightGradient(gradients->gate_up, activation.dgate_up_RF, Spread(normed_TH, groups),
+                           groups);
+  const at::Tensor dx_RH = ExpertProduct(activation.dgate_up_RF, weights.gate_up, false, groups);
+  activation.dgate_up_RF.reset();
+  *dweight_R = activation.dweight_R;
+
+  at::Tensor dx_TH = at::empty(dy_TH.sizes(), dy_TH.options().dtype(at::kFloat));
+  SumTokenRows(RowsOfTokens(groups, dy_TH.size(1)), DeviceData<__nv_bfloat16>(dx_RH),
+               DeviceData<float>(dx_TH), OperatorStream());
+  return dx_TH;
+}
+
+at::Tensor CudaLogitsGradient(const ModelDescription& model, const MixtureSaved& saved,
+                              const at::Tensor& dweight_R, const LoadBalanceTerm& balance) {
+  const RouterSaved& router = saved.router;
+  const at::Tensor dweight_TK = at::empty_like(router.weight_TK);
+  RowsToPairs(DeviceData<int32_t>(saved.groups.pair_R), dweight_R.size(0),
+              DeviceData<float>(dweight_R), DeviceData<float>(dweight_TK), OperatorStream());
+  at::Tensor fraction_E;
+  double scale = 0.0;
+  if (balance.coefficient != 0.0) {
+    fraction_E = balance.fraction_E.to(at::kFloat);
+    scale = balance.coefficient * static_cast<double>(model.expert_count) /
+            static_cast<double>(balance.tokens);
+  }
+  at::Tensor dlogits_TE = at::empty_like(router.logits_TE);
+  RouterBackward(ShapeOfRouter(model, router.logits_TE.size(0)),
+                 DeviceData<__nv_bfloat16>(router.logits_TE),
+                 {.expert_TK = DeviceData<int32_t>(router.expert_TK),
+                  .weight_TK = DeviceData<float>(router.weight_TK),
+                  .dweight_TK = DeviceData<float>(dweight_TK),
+                  .balance = {.fraction_E = DeviceData<float>(fraction_E), .scale = scale}},
+                 DeviceData<__nv_bfloat16>(dlogits_TE), OperatorStream());
+  return dlogits_TE;
 }
 
 at::Tensor CudaRoutedBackward(const ModelDescription& model, const LayerTensors& weights,
@@ -247,8 +244,9 @@ at::Tensor CudaRoutedBackward(const ModelDescription& model, const LayerTensors&
                               LayerTensors* gradients) {
   at::Tensor dweight_R;
   at::Tensor dnormed_TH =
-      ExpertsBackward(model, weights, dy_TH, normed_TH, saved, gradients, &dweight_R);
-  const at::Tensor dlogits_TE = LogitsGradient(model, saved, dweight_R, balance);
+      CudaExpertsBackward(model, weights, dy_TH, normed_TH, saved, CudaCombineWeights(model, saved),
+                          gradients, &dweight_R);
+  const at::Tensor dlogits_TE = CudaLogitsGradient(model, saved, dweight_R, balance);
   AddWeightGradient(gradients->router, dlogits_TE, normed_TH);
   AddWideProduct(dnormed_TH, dlogits_TE, weights.router);
   return dnormed_TH;

@@ -277,7 +277,7 @@ void RunPieces(Bench* bench) {
     saved.gate_up_RF = CudaExpertsGateUp(x, weights.gate_up, saved.groups);
   });
   Report("experts down", bench->gate_up_flops() / 2,
-         [&] { CudaExpertsDown(model, saved, weights.down, x); });
+         [&] { CudaExpertsDown(model, saved, weights.down, CudaCombineWeights(model, saved), x); });
   Report("experts and router backward", 3 * bench->gate_up_flops() + 2 * bench->router_flops(),
          [&] { CudaRoutedBackward(model, weights, x, x, saved, {}, &bench->gradients); });
 }

@@ -84,22 +84,37 @@ std::vector<NamedModel> SmallCudaModels() {
                                   .output_gate = true,
                                   .rotary = {.theta = 1e4, .size = 64, .pair_count = 32}};
   ModelDescription gemma = qwen;
+  gemma.family = Family::kGemma4;
   gemma.norm.scale = NormScale::kWeight;
+  gemma.branch_norms = true;
+  gemma.activation = Activation::kGeluTanh;
+  gemma.logit_cap = 2.0;
+  gemma.layers[0].mixture = MixtureKind::kRoutedAndDense;
   gemma.layers[0].attention = {.query_head_count = 4,
                                .kv_head_count = 2,
-                               .head_size = 512,
+                               .head_size = 256,
                                .query_key_norm = true,
                                .value_norm = true,
-                               .key_is_value = true,
                                .score_scale = 0.1,
-                               .rotary = {.theta = 1e4, .size = 512, .pair_count = 64}};
+                               .sliding_window = 37,
+                               .rotary = {.theta = 1e4, .size = 256, .pair_count = 128}};
+  ModelDescription global = gemma;
+  global.layers[0].attention = {.query_head_count = 4,
+                                .kv_head_count = 2,
+                                .head_size = 512,
+                                .query_key_norm = true,
+                                .value_norm = true,
+                                .key_is_value = true,
+                                .score_scale = 0.1,
+                                .rotary = {.theta = 1e4, .size = 512, .pair_count = 64}};
   return {{"qwen3", qwen},
           {"qwen3_unnormalized", unnormalized},
           {"qwen3_yarn", yarn},
           {"mixtral", mixtral},
           {"mixtral_window", windowed},
           {"qwen3_5", qwen_3_5},
-          {"gemma4_attention", gemma}};
+          {"gemma4", gemma},
+          {"gemma4_global", global}};
 }
 
 ModelDescription SmallDeltaModel() {
@@ -142,8 +157,11 @@ Setting Exact() { return {at::TensorOptions(at::kCPU).dtype(at::kDouble)}; }
 at::Tensor RowsOfClearChoice(const ModelDescription& model, const LayerTensors& weights,
                              int64_t rows, uint64_t seed) {
   const at::Tensor candidates = Random({20 * rows, model.hidden_size}, seed, at::kBFloat16);
-  const at::Tensor normed =
-      RmsNormForward(candidates.to(at::kDouble), weights.post_norm.to(at::kDouble), model.norm);
+  const bool scaled = weights.router_scale.defined();
+  const at::Tensor& weight = scaled ? weights.router_scale : weights.post_norm;
+  at::Tensor normed =
+      RmsNormForward(candidates.to(at::kDouble), weight.to(at::kDouble), model.norm);
+  if (scaled) normed.div_(std::sqrt(static_cast<double>(model.hidden_size)));
   const at::Tensor logits = at::linear(normed, weights.router.to(at::kDouble));
   const at::Tensor largest = std::get<0>(at::topk(logits, model.experts_per_token + 1, 1));
   const at::Tensor margin = largest.select(1, model.experts_per_token - 1)

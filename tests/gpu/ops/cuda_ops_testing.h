@@ -13,7 +13,7 @@
 namespace oom::testing {
 
 // Qwen3 with both kinds of top-k weights, Mixtral without and with a sliding window, Qwen3.5's
-// attention layer with a shared expert, and Gemma 4's full attention before an ordinary mixture.
+// attention layer with a shared expert, Gemma 4's two kinds of layers.
 std::vector<NamedModel> SmallCudaModels();
 
 constexpr int64_t kTokens = 320;

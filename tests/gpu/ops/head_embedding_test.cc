@@ -38,8 +38,7 @@ HeadResult RunHead(const ModelDescription& model, const HeadLossOptions& options
   return result;
 }
 
-TEST(HeadCudaTest, IsAsNearToTheTruthAsTheComposite) {
-  const ModelDescription model = SmallCudaModels()[0].model;
+void CompareHead(const ModelDescription& model) {
   const std::vector<HeadLossOptions> cases = {
       {.gradient_scale = 0.01, .chunk_tokens = 1024},
       {.gradient_scale = 0.01, .chunk_tokens = 100},
@@ -48,7 +47,8 @@ TEST(HeadCudaTest, IsAsNearToTheTruthAsTheComposite) {
     const HeadResult gpu = RunHead(model, options, Gpu());
     const HeadResult composite = RunHead(model, options, Composite());
     const HeadResult exact = RunHead(model, options, Exact());
-    Comparison comparison("head, chunk " + std::to_string(options.chunk_tokens));
+    Comparison comparison("head, cap " + std::to_string(model.logit_cap) + ", chunk " +
+                          std::to_string(options.chunk_tokens));
     comparison.Add("dx", gpu.loss.dx_TH, composite.loss.dx_TH, exact.loss.dx_TH);
     comparison.Add("dfinal_norm", gpu.gradients.final_norm, composite.gradients.final_norm,
                    exact.gradients.final_norm);
@@ -62,6 +62,14 @@ TEST(HeadCudaTest, IsAsNearToTheTruthAsTheComposite) {
     EXPECT_EQ(gpu.evaluation.valid_targets.item<int64_t>(),
               exact.loss.valid_targets.item<int64_t>());
     EXPECT_FALSE(gpu.evaluation.dx_TH.defined());
+  }
+}
+
+TEST(HeadCudaTest, IsAsNearToTheTruthAsTheComposite) {
+  ModelDescription model = SmallCudaModels()[0].model;
+  for (const double cap : {0.0, 2.0, 30.0}) {
+    model.logit_cap = cap;
+    CompareHead(model);
   }
 }
 

@@ -1,6 +1,6 @@
 // Goal: the GPU's mixer is as near to FP64 as the composite in BF16: forward and both of two
 // backwards whose gradients accumulate, for whole sequences and packed documents, with and without
-// norms and a window, whole and by head group.
+// norms by head, norms of the result and a window, whole and by head group.
 
 #include <gtest/gtest.h>
 
@@ -27,15 +27,19 @@ MixerResult RunMixer(const ModelDescription& model, const LayerTensors& layer,
   const at::Tensor x = setting(Random({kTokens, model.hidden_size}, 1, at::kBFloat16));
   MixerResult result;
   result.gradients = ZeroGradients(weights);
+  at::Tensor output;  // Of parts' sum, where it is normed.
   const auto backward = [&](const std::vector<MixerSaved>& saved, uint64_t seed) {
     const at::Tensor dh = setting(Random({kTokens, model.hidden_size}, seed, at::kBFloat16));
+    const bool whole = saved.size() == 1;
+    const at::Tensor doutput =
+        whole ? dh : BeginMixerBackward(model, weights, dh, output, &result.gradients);
     at::Tensor sum;
     for (const MixerSaved& part : saved) {
       const at::Tensor dx =
-          MixerBackward(model, model.layer(0), weights, dh, part, batch, &result.gradients);
+          MixerBackward(model, model.layer(0), weights, doutput, part, batch, &result.gradients);
       sum = sum.defined() ? sum.add_(dx) : dx;
     }
-    return saved.size() == 1 ? sum : AddResidual(dh, sum);
+    return whole ? sum : AddResidual(dh, sum);
   };
 
   std::vector<MixerSaved> saved(static_cast<size_t>(head_groups));
@@ -50,7 +54,7 @@ MixerResult RunMixer(const ModelDescription& model, const LayerTensors& layer,
                        {.first = group * heads, .count = heads});
       sum = sum.defined() ? sum.add_(part) : part;
     }
-    result.h = FinishMixer(model, weights, x, sum, nullptr);
+    result.h = FinishMixer(model, weights, x, sum, &output);
   }
   result.dx = backward(saved, 2);
   result.second_dx = backward(saved, 3);

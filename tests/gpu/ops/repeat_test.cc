@@ -92,6 +92,8 @@ TEST(RepeatTest, InDeterministicModeARunOrAReplayHasTheSameBits) {
 TEST(RepeatTest, NothingWaitsForTheDevice) {
   const std::vector<LayerCase> cases = Cases();
   const ModelDescription& model = cases[0].model;
+  ModelDescription capped = model;
+  capped.logit_cap = 30.0;
   const HeadTensors head = {.final_norm = cases[0].weights.input_norm,
                             .head = Gpu()(Random({model.vocabulary_size, model.hidden_size}, 3))};
   HeadTensors gradients = {.final_norm = cases[0].zeros.input_norm.clone(),
@@ -100,8 +102,10 @@ TEST(RepeatTest, NothingWaitsForTheDevice) {
   const at::Tensor tokens = target.to(at::kInt);
   const auto run = [&] {
     for (const LayerCase& c : cases) c.Run(/*replay=*/true);
-    HeadLoss(model, head, cases[0].x, target, {.chunk_tokens = 100}, &gradients);
-    HeadLoss(model, head, cases[0].x, target, {.chunk_tokens = 100}, nullptr);
+    for (const ModelDescription& of : {model, capped}) {
+      HeadLoss(of, head, cases[0].x, target, {.chunk_tokens = 100}, &gradients);
+      HeadLoss(of, head, cases[0].x, target, {.chunk_tokens = 100}, nullptr);
+    }
     EmbeddingBackwardByRow(cases[0].dy, tokens);
   };
   run();  // Libraries start and plans are compiled.
