@@ -110,6 +110,9 @@ class Plans(GpuTest):
         # Gated DeltaNet with heads of 16 and 24: the composite operators, in between others' kernels.
         self.compare("bfloat16", family="qwen3_5_moe")
 
+    def test_branch_norms_and_capped_logits(self):
+        self.compare("bfloat16", family="gemma4")
+
     def test_clipping(self):
         self.compare("bfloat16", optimizer={"learning_rate": 1e-3, "max_gradient_norm": 0.05})
 
