@@ -42,16 +42,19 @@ function(oom_library name)
   set_target_properties(${name} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
 endfunction()
 
-# oom_kernels(name HEADERS h... SOURCES cu... ARCHITECTURES a...): CUDA kernels on raw pointers.
+# oom_kernels(name HEADERS h... SOURCES cu... ARCHITECTURES a...): CUDA kernels on raw pointers. Later GPUs compile the text
+# of the last architecture, so no other's is carried; code is packed tight, for the package has a size to keep.
 function(oom_kernels name)
   cmake_parse_arguments(arg "" "" "HEADERS;SOURCES;ARCHITECTURES" ${ARGN})
   add_library(${name} STATIC ${arg_SOURCES})
   target_sources(${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
   target_include_directories(${name} PUBLIC ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_compile_options(${name} PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra --expt-relaxed-constexpr>
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra --expt-relaxed-constexpr --compress-mode=size>
     $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${OOM_WERROR}>>:-Werror=all-warnings>)
-  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${arg_ARCHITECTURES}")
+  list(POP_BACK arg_ARCHITECTURES newest)
+  list(TRANSFORM arg_ARCHITECTURES APPEND "-real")
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${arg_ARCHITECTURES};${newest}")
 endfunction()
 
 # oom_gpu_test(name SOURCES file... DEPS target...): a GoogleTest program that skips itself where there is no GPU.

@@ -72,8 +72,8 @@ TokenBytes AttentionTokenBytes(const AttentionDescription& attention, int64_t ro
   TokenBytes bytes;
   bytes.saved = row + (2 * query + gate + kept_kv) * act + attention.query_head_count * 4;
   // On a GPU: attention's operands again, their gradients and its result's. Its workspace is beside
-  // them. The composite operators have the gradients of the rotated and of the normed query too, and
-  // the norm's backward two products.
+  // them. The composite operators have the gradients of the rotated and of the normed query too,
+  // and the norm's backward two products.
   const int64_t queries = attention.query_key_norm ? 7 : 5;
   bytes.backward = gpu ? (3 * query + 3 * kv + 2 * gate + normed_value) * act
                        : (queries * query + 2 * kv + 2 * gate) * 4 + 3 * row;
@@ -86,8 +86,8 @@ TokenBytes DeltaNetTokenBytes(const DeltaNetDescription& delta, int64_t row, boo
   const int64_t value = delta.value_width();
   TokenBytes bytes;
   bytes.saved = row + (channels + 2 * value + 2 * delta.value_head_count) * act;
-  // The convolution again and its gradient, q and k of unit length, the gradients of the output and of
-  // its gate; the gradients of q, k, v and the rule's products wide.
+  // The convolution again and its gradient, q and k of unit length, the gradients of the output and
+  // of its gate; the gradients of q, k, v and the rule's products wide.
   bytes.backward = (2 * channels + 4 * value) * act + (3 * channels + 2 * value) * 4;
   // On a GPU, while the rule's backward runs: the normed rows, q and k in FP16, v and the output
   // gate's gradient in BF16, the gradients of q, k, v and of the rule's output wide, beta and decay
@@ -138,14 +138,16 @@ int64_t DeltaNetWorkspaceBytes(const DeltaNetDescription& delta, int64_t tokens)
 }
 
 // What a mixer's backward takes at most beside what was kept: of one part, and the sum over parts.
-int64_t MixerBackwardBytes(const ModelDescription& model, const LayerDescription& layer, const v1::Plan& plan,
-                           int64_t tokens, int64_t row, bool gpu, int64_t act) {
+int64_t MixerBackwardBytes(const ModelDescription& model, const LayerDescription& layer,
+                           const v1::Plan& plan, int64_t tokens, int64_t row, bool gpu,
+                           int64_t act) {
   const TokenBytes token = MixerTokenBytes(model, layer, row, gpu, act);
   const int64_t result = gpu ? tokens * row : 0;
   if (layer.mixer == MixerKind::kDeltaNet) {
     const int64_t segment = plan.partitions().recurrent_segment_tokens();
     const int64_t at_once = segment > 0 ? std::min(segment, tokens) : tokens;
-    return at_once * token.backward + result + (gpu ? DeltaNetWorkspaceBytes(layer.delta_net, at_once) : 0);
+    return at_once * token.backward + result +
+           (gpu ? DeltaNetWorkspaceBytes(layer.delta_net, at_once) : 0);
   }
   const int64_t groups = HeadGroupCount(plan.partitions(), layer.attention);
   const int64_t sub_batch = plan.partitions().attention_sub_batch_tokens();
@@ -157,10 +159,10 @@ int64_t MixerBackwardBytes(const ModelDescription& model, const LayerDescription
   return (at_once * token.backward + workspace) / groups + sum + branch + result;
 }
 
-// Attention written out by blocks (runtime/ops/blocked_attention.h), which only devices without a fused kernel for it
-// need: probabilities, their gradient and a product.
-int64_t CompositeScoreBytes(const LayerDescription& layer, const v1::Plan& plan, const BatchShape& batch,
-                            bool on_gpu_kernels) {
+// Attention written out by blocks (runtime/ops/blocked_attention.h), which only devices without a
+// fused kernel for it need: probabilities, their gradient and a product.
+int64_t CompositeScoreBytes(const LayerDescription& layer, const v1::Plan& plan,
+                            const BatchShape& batch, bool on_gpu_kernels) {
   if (!plan.cuda_devices() || on_gpu_kernels || layer.mixer != MixerKind::kAttention) return 0;
   const int64_t scores =
       batch.micro_batch_tokens() * layer.attention.query_head_count * batch.sequence_length;
@@ -213,21 +215,25 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
     const int64_t routed = of(rows.routed, model.expert_width);
     const int64_t wide_row = chunk_tokens * model.hidden_size * 4;
     const int64_t both = shared > 0 && rows.routed > 0 ? wide_row : 0;
-    // Between norms: what both branches give and their sum, the gradients of each and of the result.
-    // On a GPU, while the experts' backward runs: the gradients of both branches and of the result, the
-    // normed rows; by expert row the weight and the scale that make the combine's, that, its gradient.
+    // Between norms: what both branches give and their sum, the gradients of each and of the
+    // result. On a GPU, while the experts' backward runs: the gradients of both branches and of the
+    // result, the normed rows; by expert row the weight and the scale that make the combine's,
+    // that, its gradient.
     int64_t between = 0;
     if (kind == MixtureKind::kRoutedAndDense) {
-      between = gpu ? 4 * chunk_tokens * row + rows.routed * 4 * 4 : 6 * chunk_tokens * row + wide_row;
+      between =
+          gpu ? 4 * chunk_tokens * row + rows.routed * 4 * 4 : 6 * chunk_tokens * row + wide_row;
     }
     return std::max(shared, routed) + both + between;
   };
   const int64_t chunk = plan.partitions().mixture_chunk_tokens() > 0
                             ? std::min(tokens, plan.partitions().mixture_chunk_tokens())
                             : tokens;
-  // Places of inputs on their way back, where no buffer of the plan has them: the layer's own is in what it keeps.
+  // Places of inputs on their way back, where no buffer of the plan has them: the layer's own is in
+  // what it keeps.
   const BoundarySchedule boundaries(model, plan);
-  const int64_t coming_back = boundaries.taken_on_demand() ? plan.boundary_buffer_count() * row_bytes : 0;
+  const int64_t coming_back =
+      boundaries.taken_on_demand() ? plan.boundary_buffer_count() * row_bytes : 0;
   const int64_t next_coming_back = boundaries.taken_on_demand() ? coming_back - row_bytes : 0;
   int64_t kept = 0;
   int64_t largest_layer = 0;
@@ -246,8 +252,8 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
     const int64_t mixer_work =
         mixer_saved + CompositeScoreBytes(description, plan, batch, mixer_on_gpu) +
         MixerBackwardBytes(model, description, plan, tokens, row, mixer_on_gpu, act);
-    const int64_t mixture_work = mixture_saved(kind, mixture_on_gpu, tokens) +
-                                 mixture_backward(kind, mixture_on_gpu, chunk);
+    const int64_t mixture_work =
+        mixture_saved(kind, mixture_on_gpu, tokens) + mixture_backward(kind, mixture_on_gpu, chunk);
     largest_layer =
         std::max(largest_layer, mixer_saved + mixture_work + 3 * row_bytes + next_coming_back);
     const bool waits_for_groups = RunsInHeadGroups(plan.partitions(), description);

@@ -303,10 +303,8 @@ Status StepRunner::BackwardMixture(const Node& node, int64_t step) {
   const auto layer = static_cast<size_t>(node.layer);
   OOM_ASSIGN_OR_RETURN(const LayerTensors weights, Weights(node, step));
   ClearGradient(OrdinaryUnit(node.layer), node.gradient);
-  if (node.mixture_gradient != node.gradient) {
-    ClearGradient(MixtureUnit(node.layer), node.mixture_gradient);
-  }
   LayerTensors gradients = Gradients(node);
+  gradients.experts_unwritten = node.mixture_gradient != node.gradient;
   upstream_ = program_.BackwardMixture(node.layer, weights, upstream_, saved_[layer].mixture,
                                        balance_, &gradients);
   saved_[layer].mixture.clear();

@@ -47,6 +47,12 @@ PackedBatch PartOfBatch(const PackedBatch& batch, int64_t first, int64_t tokens)
   return part;
 }
 
+void ClearUnwrittenExperts(LayerTensors* gradients) {
+  if (!std::exchange(gradients->experts_unwritten, false)) return;
+  gradients->gate_up.zero_();
+  gradients->down.zero_();
+}
+
 int64_t MixerSaved::bytes() const {
   return TensorBytes(input_TH) + TensorBytes(query_TNr) + TensorBytes(key_TGd) +
          TensorBytes(value_TGd) + TensorBytes(attention.output_TNd) +

@@ -73,6 +73,10 @@ struct LayerTensors {
   at::Tensor router_scale;         // [H], of the router's normed input
   at::Tensor expert_scale;         // [E], of the combine weights
   at::Tensor layer_scale;          // [1]; no gradient
+
+  // Of gradients: nothing is in those of routed experts yet. The first part's backward writes them
+  // in place of adding, all of them, and clears this: the largest gradients need no pass of zeros.
+  bool experts_unwritten = false;
 };
 
 // Query heads [first, first + count): whole groups of query heads that share a key/value head.
@@ -124,6 +128,9 @@ struct MixtureSaved {
 
   int64_t bytes() const;
 };
+
+// Writes zeros to the experts' gradients that nothing was written to yet.
+void ClearUnwrittenExperts(LayerTensors* gradients);
 
 // All heads: h in x's type. A part: its contribution to the output projection, wide and without the
 // residual; FinishMixer(sum of the parts) is h. `saved` may be null: nothing is kept.

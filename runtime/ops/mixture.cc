@@ -53,6 +53,7 @@ at::Tensor RoutedBackward(const ModelDescription& model, const LayerTensors& wei
                           const MixtureSaved& saved, LayerTensors* gradients,
                           const LoadBalanceTerm& balance) {
   const ExpertGroups& groups = saved.groups;
+  ClearUnwrittenExperts(gradients);
   const ExpertsGradients experts =
       ExpertsBackward({.x_RH = normed_TH.index_select(0, groups.token_R),
                        .gate_up_RF = saved.gate_up_RF,

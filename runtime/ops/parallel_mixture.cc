@@ -84,6 +84,7 @@ at::Tensor ExpertsBranchBackward(const ModelDescription& model, const LayerTenso
   const at::Tensor& h_TH = saved.input_TH;
   const ExpertGroups& groups = saved.groups;
   const RouterSaved& router = saved.router;
+  ClearUnwrittenExperts(gradients);
   const ExpertsGradients experts = ExpertsBackward(
       {.x_RH =
            RmsNormForward(h_TH, weights.experts_norm, model.norm).index_select(0, groups.token_R),

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "runtime/ops/layer.h"
 #include "tests/ops/reference.h"
 
@@ -110,6 +112,32 @@ TEST(MixtureTest, TokenChunksAddUpToTheWholeWithinFp32Rounding) {
       EXPECT_TRUE(BitEqual(stats.count_E, whole_stats.count_E));
       EXPECT_EQ(stats.tokens, whole_stats.tokens);
     }
+  }
+}
+
+// What was there before shows nowhere, and the first of several parts alone writes.
+TEST(MixtureTest, UnwrittenExpertsGetTheGradientsOfZeroedOnes) {
+  const std::vector<TokenRange> parts = {{0, 13}, {13, kTokens - 13}};
+  for (const auto& [named, layer] : Cases()) {
+    if (!HasExperts(layer.mixture)) continue;
+    const ModelDescription& model = named.model;
+    const LayerTensors weights = RandomLayer(model, layer, 210, at::kFloat);
+    const at::Tensor h = Random({kTokens, model.hidden_size}, 4, at::kFloat);
+    const at::Tensor dy = Random({kTokens, model.hidden_size}, 5, at::kFloat);
+    LayerTensors zeroed = ZeroGradients(weights), unwritten = ZeroGradients(weights);
+    unwritten.gate_up.fill_(std::numeric_limits<float>::quiet_NaN());
+    unwritten.down.fill_(std::numeric_limits<float>::quiet_NaN());
+    unwritten.experts_unwritten = true;
+    for (LayerTensors* gradients : {&zeroed, &unwritten}) {
+      for (const TokenRange& tokens : parts) {
+        MixtureSaved part;
+        MixtureForward(model, layer, weights, h, &part, {.tokens = tokens});
+        MixtureBackward(model, layer, weights, dy, part, gradients);
+      }
+    }
+    EXPECT_FALSE(unwritten.experts_unwritten);
+    EXPECT_TRUE(at::equal(unwritten.gate_up, zeroed.gate_up)) << named.name;
+    EXPECT_TRUE(at::equal(unwritten.down, zeroed.down)) << named.name;
   }
 }
 

@@ -1,5 +1,7 @@
 #include "runtime/ops/cuda/routed_cuda.h"
 
+#include <utility>
+
 #include "runtime/kernels/expert_groups.h"
 #include "runtime/kernels/grouped_product.h"
 #include "runtime/kernels/grouped_weight_gradient.h"
@@ -93,9 +95,9 @@ void Count(const RouterShape& shape, const at::Tensor& probability_BE, const Exp
   stats->tokens += shape.token_count;
 }
 
-// gradient[e] += dy.T @ x over each expert's rows.
-void AddGroupedWeightGradient(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x,
-                              const ExpertGroups& groups) {
+// gradient[e] = or += dy.T @ x over each expert's rows.
+void ExpertsWeightGradient(const at::Tensor& gradient, bool add, const at::Tensor& dy,
+                           const at::Tensor& x, const ExpertGroups& groups) {
   OOM_CHECK(gradient.stride(2) == 1);
   GroupedWeightGradient({.rows = dy.size(0),
                          .expert_count = gradient.size(0),
@@ -103,7 +105,7 @@ void AddGroupedWeightGradient(const at::Tensor& gradient, const at::Tensor& dy, 
                          .y_width = x.size(1),
                          .d_row_stride = gradient.stride(1),
                          .d_expert_stride = gradient.stride(0)},
-                        {.accumulate = true, .hopper = HasHopperTensorCores()},
+                        {.accumulate = add, .hopper = HasHopperTensorCores()},
                         DeviceData<__nv_bfloat16>(dy), DeviceData<__nv_bfloat16>(x),
                         DeviceData<int32_t>(RowEnds(groups)), DeviceData<float>(gradient),
                         OperatorStream());
@@ -193,17 +195,18 @@ at::Tensor CudaExpertsBackward(const ModelDescription& model, const LayerTensors
                                const MixtureSaved& saved, const at::Tensor& weight_R,
                                LayerTensors* gradients, at::Tensor* dweight_R) {
   const ExpertGroups& groups = saved.groups;
+  const bool add = !std::exchange(gradients->experts_unwritten, false);
   ActivationGradients activation;
   {
     const at::Tensor dy_RH = Spread(dy_TH, groups);
     activation =
         ActivationBackward(ExpertProduct(dy_RH, weights.down, /*transposed=*/false, groups),
                            saved.gate_up_RF, weight_R, model.activation);
-    AddGroupedWeightGradient(gradients->down, dy_RH, activation.weighted_RI, groups);
+    ExpertsWeightGradient(gradients->down, add, dy_RH, activation.weighted_RI, groups);
     activation.weighted_RI.reset();
   }
-  AddGroupedWeightGradient(gradients->gate_up, activation.dgate_up_RF, Spread(normed_TH, groups),
-                           groups);
+  ExpertsWeightGradient(gradients->gate_up, add, activation.dgate_up_RF, Spread(normed_TH, groups),
+                        groups);
   const at::Tensor dx_RH = ExpertProduct(activation.dgate_up_RF, weights.gate_up, false, groups);
   activation.dgate_up_RF.reset();
   *dweight_R = activation.dweight_R;

@@ -68,8 +68,8 @@ class Float32(GpuTest):
                 difference = np.max(np.abs(np.array(gpu) - cpu) / np.abs(cpu))
                 print(f"{family}: losses differ by {difference:.2e}")
                 self.assertLess(difference, 1e-5)
-                self.assertLess(np.mean(cpu[-5:]), np.mean(cpu[:5]) - 0.1)  # It learns something.
-
+                # It learns something; logits capped at 2 learn slowly.
+                self.assertLess(np.mean(cpu[-5:]), np.mean(cpu[:5]) - (0.05 if family == "gemma4" else 0.1))
 
     def test_micro_batches_add_up(self):
         shape = {"steps": 30, "optimizer": {"learning_rate": 3e-4}}
@@ -81,7 +81,7 @@ class Float32(GpuTest):
 class Plans(GpuTest):
     def compare(self, precision, **settings):
         shape = {"steps": 12, "precision": precision} | settings
-        name = f"{precision}-{'-'.join(sorted(settings))}"
+        name = "-".join([precision, *(settings[key] if key == "family" else key for key in sorted(settings))])
         streamed = self.run_job(f"{name}-streamed", edit=make_streamed, **shape)
         for variant, edit in (("resident", make_resident), ("mixed", self.mix)):
             other = self.run_job(f"{name}-{variant}", edit=edit, **shape)

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "tests/gpu/ops/cuda_ops_testing.h"
 
 namespace oom::testing {
@@ -27,7 +29,8 @@ struct MixtureCase {
   at::Tensor h;
   Chunks chunks;
   double balance = 0.0;
-  double start = 0.0;  // Of the experts' gradients.
+  double start = 0.0;      // Of the experts' gradients.
+  bool unwritten = false;  // They are marked as holding nothing.
 };
 
 MixtureResult RunMixture(const MixtureCase& c, const Setting& setting) {
@@ -37,6 +40,7 @@ MixtureResult RunMixture(const MixtureCase& c, const Setting& setting) {
   result.gradients = ZeroGradients(weights);
   result.gradients.gate_up.fill_(c.start);
   result.gradients.down.fill_(c.start);
+  result.gradients.experts_unwritten = c.unwritten;
   std::vector<MixtureSaved> saved(c.chunks.size());
   std::vector<at::Tensor> y;
   for (size_t i = 0; i < c.chunks.size(); ++i) {
@@ -146,6 +150,20 @@ TEST(MixtureCudaTest, ExpertsWithoutTokensKeepTheirGradients) {
             << named.name << " expert " << e;
       }
     }
+    // What was there before shows nowhere where it counts as unwritten.
+    const MixtureResult zeroed =
+        RunMixture({model, model.layer(0), layer, c.h, {{0, 77}, {77, kTokens - 77}}}, Gpu());
+    const MixtureResult unwritten = RunMixture({model,
+                                                model.layer(0),
+                                                layer,
+                                                c.h,
+                                                {{0, 77}, {77, kTokens - 77}},
+                                                0.0,
+                                                std::numeric_limits<double>::quiet_NaN(),
+                                                true},
+                                               Gpu());
+    EXPECT_TRUE(at::equal(unwritten.gradients.gate_up, zeroed.gradients.gate_up)) << named.name;
+    EXPECT_TRUE(at::equal(unwritten.gradients.down, zeroed.gradients.down)) << named.name;
   }
 }
 
