@@ -13,7 +13,7 @@ constexpr int64_t kReducedSlots = 4;
 
 void GradientNodes::BeginStep() {
   stores_.clear();
-  landed_.clear();
+  landed_ = NoNodes();
   loss_node_ = -1;
   reduced_ = 0;
 }
@@ -28,10 +28,8 @@ int64_t GradientNodes::WeightsInPlace(int64_t unit) {
 
 void GradientNodes::AfterUpdatesOf(int64_t unit) {
   for (int64_t c = layout_.first_chunk(unit); c < layout_.first_chunk(unit + 1); ++c) {
-    const auto update = updates_.find(c);
-    if (update != updates_.end() && update->second < assembly_.step_begin()) {
-      assembly_.After(update->second);
-    }
+    const int64_t update = updates_[static_cast<size_t>(c)];
+    if (update < assembly_.step_begin()) assembly_.After(update);
   }
 }
 
@@ -92,7 +90,7 @@ int64_t GradientNodes::Reduce(int64_t unit, int64_t c, int64_t gradient) {
 // The last node completes the gradient of chunk `c` on this rank.
 void GradientNodes::Landed(int64_t c) {
   stores_.push_back(assembly_.last());
-  landed_[c] = assembly_.last();
+  landed_[static_cast<size_t>(c)] = assembly_.last();
 }
 
 // The owner of a resident chunk sums the ranks' partials once the last micro-batch is in.
@@ -103,7 +101,7 @@ void GradientNodes::Norms(int64_t unit) {
     norm.unit = unit;
     norm.chunk = c;
     norm.owner_rank = layout_.chunks()[c].owner_rank;
-    assembly_.After(landed_.at(c));
+    assembly_.After(landed_[static_cast<size_t>(c)]);
     Landed(c);
   }
 }
@@ -116,7 +114,7 @@ void GradientNodes::Updates() {
     for (const int64_t store : stores_) assembly_.After(store);
     gate = assembly_.last();
   }
-  std::map<int64_t, int64_t> new_updates;
+  std::vector<int64_t> new_updates = NoNodes();
   for (const Chunk& chunk : layout_.chunks()) {
     Node& update = Add(NodeKind::kUpdate,
                        chunk.owner_rank < 0 ? Resource::kHostOptimizer : Resource::kDeviceUpdate);
@@ -124,10 +122,10 @@ void GradientNodes::Updates() {
     update.chunk = chunk.index;
     update.owner_rank = chunk.owner_rank;
     update.bytes = chunk.elements * layout_.update_traffic_bytes(chunk.unit);
-    assembly_.After(landed_.at(chunk.index));
+    assembly_.After(landed_[static_cast<size_t>(chunk.index)]);
     assembly_.After(gate);
     if (UsedInPlace(chunk.unit)) assembly_.Write(WeightsInPlace(chunk.unit));
-    new_updates[chunk.index] = assembly_.last();
+    new_updates[static_cast<size_t>(chunk.index)] = assembly_.last();
   }
   WaitForBacklogSlots(new_updates);
   updates_ = std::move(new_updates);
@@ -135,20 +133,21 @@ void GradientNodes::Updates() {
 
 // A backlog slot is a buffer too: its next writer waits for the update that reads it, in this step
 // or the one before. Executors keep these edges by the word `backlog_freed`.
-void GradientNodes::WaitForBacklogSlots(const std::map<int64_t, int64_t>& new_updates) {
+void GradientNodes::WaitForBacklogSlots(const std::vector<int64_t>& new_updates) {
   const int64_t slots = layout_.ring_slot_count();
   const int64_t in_step = layout_.ring_chunks_per_step();
-  std::map<int64_t, int64_t> chunk_at;  // By position in the step's store order.
+  std::vector<int64_t> chunk_at(static_cast<size_t>(in_step),
+                                -1);  // By position in the step's store order.
   for (const Chunk& chunk : layout_.chunks()) {
     const int64_t position = layout_.ring_sequence(chunk.index, 0);
-    if (position >= 0) chunk_at[position] = chunk.index;
+    if (position >= 0) chunk_at[static_cast<size_t>(position)] = chunk.index;
   }
-  for (const auto& [position, chunk] : chunk_at) {
+  for (int64_t position = 0; position < in_step; ++position) {
     const int64_t before = position - slots;
-    const auto& updates = before >= 0 ? new_updates : updates_;
-    const auto reader = updates.find(chunk_at.at(before >= 0 ? before : before + in_step));
-    if (reader == updates.end()) continue;
-    assembly_.After(landed_.at(chunk), reader->second);
+    const std::vector<int64_t>& updates = before >= 0 ? new_updates : updates_;
+    const int64_t holder = chunk_at[static_cast<size_t>(before >= 0 ? before : before + in_step)];
+    const int64_t writer = landed_[static_cast<size_t>(chunk_at[static_cast<size_t>(position)])];
+    assembly_.After(writer, updates[static_cast<size_t>(holder)]);
   }
 }
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <vector>
 
 #include "oom/v1/plan.pb.h"
@@ -18,7 +17,7 @@ class GradientNodes {
  public:
   // All must outlive the object.
   GradientNodes(const v1::Plan& plan, const SharedLayout& layout, GraphAssembly* assembly)
-      : plan_(plan), layout_(layout), assembly_(*assembly) {}
+      : plan_(plan), layout_(layout), assembly_(*assembly), updates_(NoNodes()) {}
 
   void BeginStep();
   // The last node computes the losses: nothing is updated before all of them are known.
@@ -45,14 +44,17 @@ class GradientNodes {
   int64_t StoredBytes(int64_t c) const;
   void Landed(int64_t c);
   void Norms(int64_t unit);
-  void WaitForBacklogSlots(const std::map<int64_t, int64_t>& new_updates);
+  void WaitForBacklogSlots(const std::vector<int64_t>& new_updates);
+  // By chunk: -1.
+  std::vector<int64_t> NoNodes() const { return std::vector<int64_t>(layout_.chunks().size(), -1); }
 
   const v1::Plan& plan_;
   const SharedLayout& layout_;
   GraphAssembly& assembly_;
-  std::vector<int64_t> stores_;         // Of this step.
-  std::map<int64_t, int64_t> landed_;   // Chunk to the node that completes its gradient.
-  std::map<int64_t, int64_t> updates_;  // Chunk to its newest update.
+  std::vector<int64_t> stores_;  // Of this step.
+  // By chunk, -1: none. A planner builds hundreds of graphs of tens of thousands of chunks.
+  std::vector<int64_t> landed_;   // The node that completes its gradient.
+  std::vector<int64_t> updates_;  // Its newest update.
   int64_t loss_node_ = -1;
   int64_t reduced_ = 0;  // Chunks of this step that were reduced so far.
 };

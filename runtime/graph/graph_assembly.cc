@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
 #include <utility>
 
 #include "runtime/base/check.h"
@@ -58,18 +57,14 @@ StepGraph GraphAssembly::Take() {
   graph.nodes.assign(std::make_move_iterator(nodes_.begin() + count),
                      std::make_move_iterator(nodes_.end()));
   for (Node& node : graph.nodes) {
-    std::set<std::pair<int, int64_t>> unique;
-    for (const Edge& edge : node.predecessors) {
-      if (edge.node >= count) {
-        unique.insert({0, edge.node - count});
-      } else {
-        unique.insert({1, edge.node});
-      }
+    for (Edge& edge : node.predecessors) {
+      edge.distance = edge.node < count ? 1 : 0;
+      if (edge.distance == 0) edge.node -= count;
     }
-    node.predecessors.clear();
-    for (const auto& [distance, index] : unique) {
-      node.predecessors.push_back({.node = index, .distance = distance});
-    }
+    const auto key = [](const Edge& edge) { return std::pair(edge.distance, edge.node); };
+    std::ranges::sort(node.predecessors, {}, key);
+    const auto repeated = std::ranges::unique(node.predecessors, {}, key);
+    node.predecessors.erase(repeated.begin(), repeated.end());
   }
   return graph;
 }

@@ -15,7 +15,10 @@ namespace oom {
 
 class GraphAssembly {
  public:
-  void BeginStep() { step_begin_ = static_cast<int64_t>(nodes_.size()); }
+  void BeginStep() {
+    step_begin_ = static_cast<int64_t>(nodes_.size());
+    nodes_.reserve(2 * nodes_.size());
+  }
   // Number of the first node of the step that is built.
   int64_t step_begin() const { return step_begin_; }
 
