@@ -9,21 +9,19 @@
 namespace oom {
 namespace {
 
-double RootScale(const at::Tensor& h_TH) {
-  return 1.0 / std::sqrt(static_cast<double>(h_TH.size(1)));
-}
-
 // u. Rounded after each product, as the published model does.
 at::Tensor RouterInput(const ModelDescription& model, const LayerTensors& weights,
                        const at::Tensor& h_TH) {
-  return RmsNormForward(h_TH, {}, model.norm).mul_(weights.router_scale).mul_(RootScale(h_TH));
+  return RmsNormForward(h_TH, {}, model.norm)
+      .mul_(weights.router_scale)
+      .mul_(RouterInputScale(h_TH));
 }
 
 // Wide, to be added to dh.
 at::Tensor RouterInputBackward(const ModelDescription& model, const LayerTensors& weights,
                                const at::Tensor& du_TH, const at::Tensor& h_TH,
                                LayerTensors* gradients) {
-  const at::Tensor dscaled_TH = at::mul(du_TH, RootScale(h_TH));
+  const at::Tensor dscaled_TH = at::mul(du_TH, RouterInputScale(h_TH));
   gradients->router_scale.add_(
       at::mul(dscaled_TH, Wide(RmsNormForward(h_TH, {}, model.norm))).sum(0));
   return RmsNormBackward(dscaled_TH.mul(Wide(weights.router_scale)), h_TH, {}, model.norm, {});
@@ -105,6 +103,10 @@ at::Tensor ExpertsBranchBackward(const ModelDescription& model, const LayerTenso
 }
 
 }  // namespace
+
+double RouterInputScale(const at::Tensor& h_TH) {
+  return 1.0 / std::sqrt(static_cast<double>(h_TH.size(1)));
+}
 
 MixtureSaved ParallelMixtureGateUp(const ModelDescription& model, const LayerTensors& weights,
                                    const at::Tensor& h_TH, TokenRange tokens) {

@@ -22,6 +22,9 @@
 
 namespace oom {
 
+// H^(-1/2), by which the router's normed input is scaled.
+double RouterInputScale(const at::Tensor& h_TH);
+
 // Everything that backward needs.
 MixtureSaved ParallelMixtureGateUp(const ModelDescription& model, const LayerTensors& weights,
                                    const at::Tensor& h_TH, TokenRange tokens);

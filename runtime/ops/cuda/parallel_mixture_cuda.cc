@@ -2,28 +2,25 @@
 
 #include "runtime/ops/cuda/parallel_mixture_cuda.h"
 
-#include <cmath>
 #include <utility>
 
 #include "runtime/kernels/expert_groups.h"
 #include "runtime/ops/cuda/cuda_tensors.h"
 #include "runtime/ops/cuda/dense_mlp_cuda.h"
 #include "runtime/ops/cuda/routed_cuda.h"
+#include "runtime/ops/parallel_mixture.h"
 #include "runtime/ops/precision.h"
 
 namespace oom {
 namespace {
 
-double RootScale(const at::Tensor& h_TH) {
-  return 1.0 / std::sqrt(static_cast<double>(h_TH.size(1)));
-}
-
 // u: the norm is rounded before it meets the scale, and so are both products.
 at::Tensor RouterInput(const ModelDescription& model, const LayerTensors& weights,
                        const at::Tensor& h_TH) {
   const NormRule rule = {.epsilon = model.norm.epsilon, .scale = NormScale::kWeightAfterRounding};
-  return NormForward(h_TH, weights.router_scale, rule,
-                     {.factor = at::full({1}, RootScale(h_TH), h_TH.options().dtype(at::kFloat))});
+  return NormForward(
+      h_TH, weights.router_scale, rule,
+      {.factor = at::full({1}, RouterInputScale(h_TH), h_TH.options().dtype(at::kFloat))});
 }
 
 // By expert row, FP32: wn, and its expert's scale.
@@ -118,7 +115,7 @@ void AddRouterBackward(const ModelDescription& model, const LayerTensors& weight
   // du H^(-1/2): in backward nothing is rounded between the norm and its factors.
   at::Tensor dscaled_TH = at::empty_like(dh_TH);
   at::addmm_out(dscaled_TH, dscaled_TH, dlogits_TE, weights.router, at::kFloat, /*beta=*/0,
-                /*alpha=*/RootScale(dh_TH));
+                /*alpha=*/RouterInputScale(dh_TH));
   NormBackward({.dy_RH = dscaled_TH,
                 .x_RH = saved.input_TH,
                 .weight_H = weights.router_scale,
