@@ -50,6 +50,19 @@ std::string UpdateCost(const v1::Plan& plan) {
   return "overlapped: clipping or accumulation would take " + extra + " more host memory";
 }
 
+std::string KeptActivations(const v1::Plan& plan) {
+  const int layers = plan.layers_size();
+  int mixers = 0, mixtures = 0;
+  for (const v1::LayerPlan& layer : plan.layers()) {
+    mixers += layer.retain_mixer();
+    mixtures += layer.retain_mixture();
+  }
+  if (mixers + mixtures == 0) return "every layer in backward";
+  if (mixers == layers && mixtures == layers) return "nothing: all activations are kept";
+  return std::to_string(layers - mixers) + " mixers, " + std::to_string(layers - mixtures) +
+         " mixtures of " + std::to_string(layers) + " layers; the others' activations are kept";
+}
+
 }  // namespace
 
 void WritePlan(const v1::Job& job, Output* output) {
@@ -79,6 +92,7 @@ void WritePlan(const v1::Job& job, Output* output) {
                (plan.rank_count() == 1 ? " rank, " : " ranks, ") + Name(plan.precision()));
   output->Line("Units:      " + std::to_string(streamed) + " streamed, " +
                std::to_string(plan.units_size() - streamed) + " resident");
+  output->Line("Replay:     " + KeptActivations(plan));
   output->Line("Updates:    " + UpdateCost(plan));
   const v1::PlanEstimate& estimate = plan.estimate();
   output->Line("Peak:       " + FormatBytes(estimate.host_bytes_peak()) + " host, " +

@@ -73,17 +73,27 @@ function(oom_program name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 endfunction()
 
-# oom_test(name SOURCES cc... DEPS target... LABELS label... TIMEOUT seconds): one GoogleTest program,
-# one CTest test. One program per library keeps relinking small.
+# oom_test(name SOURCES cc... DEPS target... LABELS label... SHARDS n TIMEOUT seconds): one GoogleTest program, one CTest
+# test, or n of them that run a part each. One program per library keeps relinking small.
 function(oom_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "" "SHARDS;TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_DEPS} GTest::gtest_main oom_options)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   target_compile_definitions(${name} PRIVATE OOM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  add_test(NAME ${name} COMMAND ${name})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
+  add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
+  if(NOT arg_SHARDS)
+    return()
+  endif()
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT "GTEST_TOTAL_SHARDS=${arg_SHARDS};GTEST_SHARD_INDEX=0")
+  math(EXPR last "${arg_SHARDS} - 1")
+  foreach(shard RANGE 1 ${last})
+    add_test(NAME ${name}_shard_${shard} COMMAND ${name})
+    set_tests_properties(${name}_shard_${shard} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=${arg_SHARDS};GTEST_SHARD_INDEX=${shard}")
+  endforeach()
 endfunction()

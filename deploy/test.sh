@@ -100,7 +100,7 @@ build_and_test() {
 }
 
 # Names of the tests of a preset that are called so or carry such a label, but for label slow. A test is called as its
-# target.
+# target; the parts of a test have _shard_N behind that.
 find_tests() {
   ctest --test-dir "$oom_root/build/$1" --show-only=json-v1 | "$oom_python" -c '
 import json, re, sys
@@ -119,7 +119,9 @@ build_part() {
     say "no test of $preset matches $2"
     return 1
   fi
-  interruptible "$oom_root/deploy/build.sh" "$preset" "${part[@]}"
+  local targets
+  mapfile -t targets < <(printf '%s\n' "${part[@]%_shard_*}" | sort -u)
+  interruptible "$oom_root/deploy/build.sh" "$preset" "${targets[@]}"
 }
 
 # build_and_test_part PRESET EXPRESSION: only the tests of that name or label, and only what they need is built.

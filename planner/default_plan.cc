@@ -1,9 +1,12 @@
 #include "planner/default_plan.h"
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "planner/job_settings.h"
+#include "planner/kept_activations.h"
 #include "planner/memory_account.h"
 #include "planner/workspace_fit.h"
 #include "runtime/base/units.h"
@@ -63,6 +66,39 @@ void BalanceNodes(const std::vector<ParameterUnit>& units, int numa_node_count, 
 bool UsesDeviceCollectives(const v1::JobSpec& spec) {
   return spec.devices().kind() == v1::DEVICE_KIND_CUDA && spec.devices().count() > 1 &&
          spec.accumulation() == 1;
+}
+
+using Fits = std::function<bool(const v1::Plan&)>;
+
+// Applies `change` with the largest count in [0, most] for which the plan still fits, given that it takes more the larger
+// the count is; returns that count. Few plans are looked at, for each costs a graph.
+int MakeTheMost(int most, const Fits& fits, v1::Plan* plan, const std::function<void(int, v1::Plan*)>& change) {
+  int fitting = 0;
+  for (int beyond = most + 1, count = most; beyond - fitting > 1; count = fitting + (beyond - fitting) / 2) {
+    v1::Plan candidate = *plan;
+    change(count, &candidate);
+    (fits(candidate) ? fitting : beyond) = count;
+  }
+  change(fitting, plan);
+  return fitting;
+}
+
+// In their order; what is too large makes room for what is smaller.
+void MakeUnitsResident(std::vector<ParameterUnit> units, const Fits& fits, v1::Plan* plan) {
+  while (!units.empty()) {
+    const int made = MakeTheMost(static_cast<int>(units.size()), fits, plan, [&](int count, v1::Plan* candidate) {
+      for (int i = 0; i < count; ++i) {
+        candidate->mutable_units(static_cast<int>(units[static_cast<size_t>(i)].index))
+            ->set_home(v1::STATE_HOME_RESIDENT);
+      }
+    });
+    if (made == static_cast<int>(units.size())) return;
+    const ParameterUnit refused = units[static_cast<size_t>(made)];
+    units.erase(units.begin(), units.begin() + made + 1);
+    std::erase_if(units, [&](const ParameterUnit& unit) {
+      return unit.kind == refused.kind && unit.elements >= refused.elements;
+    });
+  }
 }
 
 }  // namespace
@@ -149,20 +185,20 @@ v1::Plan MakeDefaultPlan(const v1::JobSpec& spec, const ModelDescription& model,
   }
   const bool several_gpus = plan.cuda_devices() && ranks > 1;
   if (budget == 0 || (several_gpus && !UsesDeviceCollectives(spec))) return plan;
-  const auto fits = [&] { return device_bytes(plan) <= budget; };
-  // From the bottom, where the turn of the step is exposed; what is too large makes room for what is smaller.
-  for (const ParameterUnit& unit : units) {
-    if (several_gpus && unit.kind == UnitKind::kEmbedding) continue;
-    v1::UnitPlan* unit_plan = plan.mutable_units(static_cast<int>(unit.index));
-    unit_plan->set_home(v1::STATE_HOME_RESIDENT);
-    if (!fits()) unit_plan->set_home(v1::STATE_HOME_STREAMED);
+  const auto fits = [&](const v1::Plan& candidate) { return device_bytes(candidate) <= budget; };
+  // From the bottom, where the turn of the step is exposed.
+  std::vector<ParameterUnit> wanted = units;
+  if (several_gpus) {
+    std::erase_if(wanted, [](const ParameterUnit& unit) { return unit.kind == UnitKind::kEmbedding; });
   }
-  for (int layer = static_cast<int>(model.layer_count()) - 1; layer >= 0; --layer) {
-    plan.mutable_layers(layer)->set_boundary(v1::BOUNDARY_HOME_DEVICE);
-    if (fits()) continue;
-    plan.mutable_layers(layer)->set_boundary(v1::BOUNDARY_HOME_HOST);
-    break;
-  }
+  MakeUnitsResident(std::move(wanted), fits, &plan);
+  MakeTheMost(static_cast<int>(model.layer_count()), fits, &plan, [&](int count, v1::Plan* candidate) {
+    for (int layer = 0; layer < count; ++layer) {
+      candidate->mutable_layers(candidate->layers_size() - 1 - layer)->set_boundary(v1::BOUNDARY_HOME_DEVICE);
+    }
+  });
+  KeepActivations(model, BatchShapeOf(spec, plan), spec.precision() == v1::PRECISION_FLOAT32,
+                  budget - device_bytes(plan), &plan);
   return plan;
 }
 

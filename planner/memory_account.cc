@@ -235,6 +235,8 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
   const int64_t coming_back =
       boundaries.taken_on_demand() ? plan.boundary_buffer_count() * row_bytes : 0;
   const int64_t next_coming_back = boundaries.taken_on_demand() ? coming_back - row_bytes : 0;
+  // Below a layer and of it, what waits for backward; with what its backward takes beside that, the most that there is
+  // at a time. Layers above are done by then.
   int64_t kept = 0;
   int64_t largest_layer = 0;
   for (int64_t layer = 0; layer < model.layer_count(); ++layer) {
@@ -245,19 +247,24 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
     const bool mixture_on_gpu = kernels && GpuKernelsServeMixture(model, description);
     const TokenBytes mixer = MixerTokenBytes(model, description, row, mixer_on_gpu, act);
     const int64_t mixer_saved = tokens * mixer.saved;
-    if (layer_plan.boundary() == v1::BOUNDARY_HOME_DEVICE && !layer_plan.retain_mixer())
-      kept += row_bytes;
-    if (layer_plan.retain_mixer()) kept += mixer_saved;
-    if (layer_plan.retain_mixture()) kept += mixture_saved(kind, mixture_on_gpu, tokens);
+    const int64_t mixture_bytes = mixture_saved(kind, mixture_on_gpu, tokens);
+    const bool keeps_mixer = layer_plan.retain_mixer();
+    const bool keeps_mixture = layer_plan.retain_mixture();
+    if (layer_plan.boundary() == v1::BOUNDARY_HOME_DEVICE && !keeps_mixer) kept += row_bytes;
+    if (keeps_mixer) kept += mixer_saved;
+    // What the mixture is replayed from.
+    if (keeps_mixer && !keeps_mixture) kept += row_bytes;
+    const int64_t replayed_mixer = keeps_mixer ? 0 : mixer_saved;
     const int64_t mixer_work =
-        mixer_saved + CompositeScoreBytes(description, plan, batch, mixer_on_gpu) +
+        replayed_mixer + CompositeScoreBytes(description, plan, batch, mixer_on_gpu) +
         MixerBackwardBytes(model, description, plan, tokens, row, mixer_on_gpu, act);
-    const int64_t mixture_work =
-        mixture_saved(kind, mixture_on_gpu, tokens) + mixture_backward(kind, mixture_on_gpu, chunk);
-    largest_layer =
-        std::max(largest_layer, mixer_saved + mixture_work + 3 * row_bytes + next_coming_back);
     const bool waits_for_groups = RunsInHeadGroups(plan.partitions(), description);
-    largest_layer = std::max(largest_layer, mixer_work + (waits_for_groups ? 0 : next_coming_back));
+    largest_layer =
+        std::max(largest_layer, kept + mixer_work + (waits_for_groups ? 0 : next_coming_back));
+    const int64_t mixture_work = mixture_bytes + mixture_backward(kind, mixture_on_gpu, chunk);
+    largest_layer = std::max(
+        largest_layer, kept + replayed_mixer + mixture_work + 3 * row_bytes + next_coming_back);
+    if (keeps_mixture) kept += mixture_bytes;
   }
   const int64_t head_chunk = plan.partitions().head_chunk_tokens() > 0
                                  ? std::min(tokens, plan.partitions().head_chunk_tokens())
@@ -271,7 +278,7 @@ int64_t OperatorBytes(const ModelDescription& model, const v1::Plan& plan, const
   // then lie in a row.
   const int64_t waiting = (plan.accumulation() - 1) * row_bytes;
   const int64_t embedding = plan.accumulation() > 1 ? (plan.accumulation() + 1) * row_bytes : 0;
-  return kept + waiting + std::max({largest_layer, head, embedding});
+  return waiting + std::max({largest_layer, kept + head, embedding});
 }
 
 MemoryAccount AccountMemory(const ModelDescription& model, const v1::Plan& plan,

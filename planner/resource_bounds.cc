@@ -88,26 +88,36 @@ double MixtureFlops(const ModelDescription& model, MixtureKind kind) {
   return hidden * (6 * width + 2 * router);
 }
 
+MixerFlops MixerFlopsOf(const ModelDescription& model, int64_t layer, int64_t sequence_length) {
+  const LayerDescription& description = model.layer(layer);
+  const auto hidden = static_cast<double>(model.hidden_size);
+  return description.mixer == MixerKind::kDeltaNet
+             ? FlopsOf(description.delta_net, hidden)
+             : FlopsOf(description.attention, hidden, static_cast<double>(sequence_length));
+}
+
 }  // namespace
+
+ReplayFlops TokenReplayFlops(const ModelDescription& model, int64_t layer,
+                             int64_t sequence_length) {
+  const MixerFlops mixer = MixerFlopsOf(model, layer, sequence_length);
+  return {.mixer = mixer.linears + mixer.core,
+          .mixture = MixtureFlops(model, model.layer(layer).mixture) * 2 / 3};
+}
 
 double StepFlops(const ModelDescription& model, const v1::Plan& plan, const BatchShape& batch) {
   const auto tokens = static_cast<double>(batch.rank_tokens());
   const auto hidden = static_cast<double>(model.hidden_size);
   double flops = 0.0;
   for (int64_t layer = 0; layer < model.layer_count(); ++layer) {
-    const LayerDescription& description = model.layer(layer);
-    const MixerFlops mixer =
-        description.mixer == MixerKind::kDeltaNet
-            ? FlopsOf(description.delta_net, hidden)
-            : FlopsOf(description.attention, hidden, static_cast<double>(batch.sequence_length));
-    const double mixture = MixtureFlops(model, description.mixture);
+    const MixerFlops mixer = MixerFlopsOf(model, layer, batch.sequence_length);
+    const double mixture = MixtureFlops(model, model.layer(layer).mixture);
     const v1::LayerPlan& layer_plan = plan.layers(static_cast<int>(layer));
     const double forward = mixer.linears + mixer.core + mixture;
     const double backward = 2 * (mixer.linears + mixture) + mixer.core_backward;
-    // Replay ends at the gate/up product: two thirds of the mixture.
-    const double replay = (layer_plan.retain_mixer() ? 0.0 : mixer.linears + mixer.core) +
-                          (layer_plan.retain_mixture() ? 0.0 : mixture * 2 / 3);
-    flops += forward + backward + replay;
+    const ReplayFlops replay = TokenReplayFlops(model, layer, batch.sequence_length);
+    flops += forward + backward + (layer_plan.retain_mixer() ? 0.0 : replay.mixer) +
+             (layer_plan.retain_mixture() ? 0.0 : replay.mixture);
   }
   flops += 6 * hidden * static_cast<double>(model.vocabulary_size);
   return flops * tokens;

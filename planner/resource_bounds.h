@@ -30,6 +30,14 @@ MachineRates CpuRates(int cpu_count, int worker_threads);
 // What a Hopper GPU on PCIe 5 can be expected to reach, likewise.
 MachineRates CudaRates(int cpu_count, bool float32);
 
+// FLOPs of one token that backward spends on a layer's forward again where its activations are not kept. A mixture's
+// replay ends at the gate/up product.
+struct ReplayFlops {
+  double mixer = 0.0;
+  double mixture = 0.0;
+};
+ReplayFlops TokenReplayFlops(const ModelDescription& model, int64_t layer, int64_t sequence_length);
+
 // FLOPs of one rank's forward and backward of a step, replay included (models reference, section 8).
 double StepFlops(const ModelDescription& model, const v1::Plan& plan, const BatchShape& batch);
 

@@ -44,7 +44,7 @@ Status CheckOwner(const std::string& path, const internal::v1::JobStart& start) 
   if (!text.ok()) {
     return text.status().code() == Code::kNotFound ? Status::Ok() : text.status();
   }
-  const nlohmann::json json = nlohmann::json::parse(text.value(), nullptr, false);
+  const auto json = nlohmann::ordered_json::parse(text.value(), nullptr, false);
   if (!json.is_object() || !json.contains("uid") || !json["uid"].is_string() ||
       !json.contains("spec") || !json["spec"].is_object()) {
     return InvalidInput(path + "/job.json is no job of OOM; choose another output directory",

@@ -81,10 +81,12 @@ std::string Describe(const TestJob& job) {
 // from the weights of its step. Method: gradients depend on the weights that were read, so that one
 // wrong read shows in every later weight; 10,000 steps over random jobs against a single-threaded
 // reference, bit by bit.
-TEST(DataPlane, EveryUpdateUsesExactlyTheGradientsOfItsStep) {
-  constexpr int kJobs = 200;
+class RandomJobs : public ::testing::TestWithParam<uint64_t> {};  // The first seed.
+constexpr uint64_t kJobsAtOnce = 20;
+
+TEST_P(RandomJobs, EveryUpdateUsesExactlyTheGradientsOfItsStep) {
   constexpr int64_t kSteps = 50;
-  for (uint64_t seed = 1; seed <= kJobs; ++seed) {
+  for (uint64_t seed = GetParam(); seed < GetParam() + kJobsAtOnce; ++seed) {
     // Mostly the smallest: ThreadSanitizer takes its time for each byte.
     const auto job = RandomJob(seed, {.max_layers = seed % 8 == 0 ? 3 : 1,
                                       .max_ranks = seed % 4 == 0   ? 3
@@ -103,6 +105,8 @@ TEST(DataPlane, EveryUpdateUsesExactlyTheGradientsOfItsStep) {
     ASSERT_EQ(reference.CompareAll(pools.map()), "");
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(DataPlane, RandomJobs, ::testing::Range(uint64_t{1}, uint64_t{201}, kJobsAtOnce));
 
 // Goal: plans that differ in residency, delivery, boundaries, retention, chunks, backlog, buffers,
 // threads and NUMA placement give the same losses, norms, weights and moments bit for bit (engine

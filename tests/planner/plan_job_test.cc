@@ -185,6 +185,10 @@ TEST(PlanJob, AGpusResidentStateIsNoPoolOfTheHosts) {
   for (const v1::UnitPlan& unit : planned->plan.units()) {
     EXPECT_EQ(unit.home(), v1::STATE_HOME_RESIDENT) << unit.unit();
   }
+  // What is left keeps activations.
+  for (const v1::LayerPlan& layer : planned->plan.layers()) {
+    EXPECT_TRUE(layer.retain_mixer() && layer.retain_mixture());
+  }
   for (const internal::v1::Pool& pool : planned->pools) {
     EXPECT_FALSE(pool.name().starts_with("device.")) << pool.name();
   }
