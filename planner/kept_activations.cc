@@ -9,6 +9,10 @@
 namespace oom {
 namespace {
 
+// Of the operators' memory, what blocks of changing sizes between kept ones leave unused. Without it an H200 ran out of
+// memory 20 MiB short of its account, at 11 GiB of operators.
+constexpr int64_t kFragmentationShare = 16;
+
 struct Part {
   int layer = 0;
   bool is_mixer = false;
@@ -26,6 +30,10 @@ void KeepActivations(const ModelDescription& model, const BatchShape& batch, boo
                      int64_t room_bytes, v1::Plan* plan) {
   const auto operator_bytes = [&] { return OperatorBytes(model, *plan, batch, float32); };
   const int64_t before = operator_bytes();
+  const auto fits = [&] {
+    const int64_t bytes = operator_bytes();
+    return bytes - before + bytes / kFragmentationShare <= room_bytes;
+  };
   std::vector<Part> parts;
   // From the top: what is kept there is the first to be free again.
   for (int layer = static_cast<int>(model.layer_count()) - 1; layer >= 0; --layer) {
@@ -44,7 +52,7 @@ void KeepActivations(const ModelDescription& model, const BatchShape& batch, boo
   });
   for (const Part& part : parts) {
     Keep(part, true, plan);
-    if (operator_bytes() - before > room_bytes) Keep(part, false, plan);
+    if (!fits()) Keep(part, false, plan);
   }
 }
 

@@ -12,7 +12,8 @@
 
 namespace oom {
 
-// `room_bytes` of one device's memory; what is kept by the account of operators (memory_account.h) takes no more.
+// `room_bytes` of one device's memory; what is kept by the account of operators (memory_account.h), and a sixteenth of it
+// all for fragmentation, take no more.
 void KeepActivations(const ModelDescription& model, const BatchShape& batch, bool float32,
                      int64_t room_bytes, v1::Plan* plan);
 

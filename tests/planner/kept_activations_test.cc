@@ -33,6 +33,9 @@ class KeptActivationsTest : public ::testing::TestWithParam<const char*> {
     return OperatorBytes(model_, plan, kBatch, /*float32=*/false) -
            OperatorBytes(model_, replaying_, kBatch, /*float32=*/false);
   }
+  int64_t FragmentationOf(const v1::Plan& plan) const {
+    return OperatorBytes(model_, plan, kBatch, /*float32=*/false) / 16;
+  }
   double FlopsOf(const v1::Plan& plan) const { return StepFlops(model_, plan, kBatch); }
 
   v1::Plan KeptWithin(int64_t room_bytes) const {
@@ -55,19 +58,24 @@ TEST_P(KeptActivationsTest, WhatIsKeptFitsAndGrowsWithTheRoom) {
 
   double least_flops = FlopsOf(replaying_);
   for (int tenth = 0; tenth < 10; ++tenth) {
-    const int64_t room = most * tenth / 10;
+    const int64_t room = FragmentationOf(all) + most * tenth / 10;
     const v1::Plan plan = KeptWithin(room);
-    EXPECT_LE(BytesOf(plan), room);
-    // No layer's part is a tenth of it all, so something of each tenth is of use. Without room there is what backward
-    // begins with: it would be replayed at once.
+    EXPECT_LE(BytesOf(plan) + FragmentationOf(plan), room);
+    // No layer's part is a tenth of it all, so something of each tenth is of use. The first gets what backward begins with:
+    // it would be replayed at once.
     EXPECT_LT(FlopsOf(plan), least_flops) << tenth;
     least_flops = FlopsOf(plan);
   }
 }
 
+TEST_P(KeptActivationsTest, NothingIsKeptThatOnlyJustFits) {
+  const v1::Plan none = KeptWithin(FragmentationOf(replaying_) - 1);
+  EXPECT_EQ(FlopsOf(none), FlopsOf(replaying_));
+}
+
 TEST_P(KeptActivationsTest, TheFirstPartKeptIsTheDearestToReplayAByte) {
-  const v1::Plan free = KeptWithin(0);
-  int64_t room = 0;
+  int64_t room = FragmentationOf(replaying_);
+  const v1::Plan free = KeptWithin(room);
   v1::Plan first = free;
   while (FlopsOf(first) == FlopsOf(free)) {
     room += int64_t{1} << 24;
@@ -79,7 +87,8 @@ TEST_P(KeptActivationsTest, TheFirstPartKeptIsTheDearestToReplayAByte) {
       v1::Plan other = free;
       v1::LayerPlan* part = other.mutable_layers(layer);
       is_mixer ? part->set_retain_mixer(true) : part->set_retain_mixture(true);
-      if (BytesOf(other) <= room) EXPECT_GE(FlopsOf(other), FlopsOf(first) * (1 - 1e-9)) << layer << is_mixer;
+      if (BytesOf(other) + FragmentationOf(other) > room) continue;
+      EXPECT_GE(FlopsOf(other), FlopsOf(first) * (1 - 1e-9)) << layer << is_mixer;
     }
   }
 }
