@@ -18,6 +18,7 @@
 #include "oom/internal/v1/control.pb.h"
 #include "runtime/base/file.h"
 #include "server/jobhost/host_log.h"
+#include "server/jobhost/host_pid_file.h"
 #include "server/jobhost/job_machine.h"
 
 namespace oom {
@@ -50,23 +51,6 @@ Result<std::vector<UniqueFd>> TakePools(const internal::v1::JobStart& start) {
   return pools;
 }
 
-// "pid starttime": a number that the kernel has given to another process has another start time.
-Status WritePidFile(const std::string& job_directory) {
-  OOM_ASSIGN_OR_RETURN(const std::string text, ReadFile("/proc/self/stat", 1 << 16));
-  size_t place = text.rfind(')');
-  std::string start_time;
-  // The 22nd field; the 3rd follows the name.
-  for (int field = 3; field <= 22 && place != std::string::npos; ++field) {
-    const size_t begin = text.find_first_not_of(' ', place + 1);
-    if (begin == std::string::npos) break;
-    const size_t end = text.find(' ', begin);
-    start_time = text.substr(begin, end - begin);
-    place = end;
-  }
-  return WriteFileAtomically(job_directory + "/host.pid",
-                             std::to_string(::getpid()) + " " + start_time + "\n");
-}
-
 Status RunHost(const std::string& start_path, double silence_seconds, double absence_seconds) {
   // Outlives its daemon and whatever terminal that had.
   ::signal(SIGHUP, SIG_IGN);
@@ -77,7 +61,9 @@ Status RunHost(const std::string& start_path, double silence_seconds, double abs
   JobMachine::Options options;
   OOM_ASSIGN_OR_RETURN(options.start, ReadStart(start_path));
   OOM_ASSIGN_OR_RETURN(options.pool_fds, TakePools(options.start));
-  OOM_RETURN_IF_ERROR(WritePidFile(options.start.job_directory()));
+  OOM_RETURN_IF_ERROR(WriteHostPid(
+      options.start.job_directory(),
+      {.pid = ::getpid(), .start_ticks = ProcessStartTicks(::getpid()), .is_running = true}));
   options.topology = MakeSystemTopology();
   options.log = &log;
   options.worker_silence_limit = std::chrono::duration<double>(silence_seconds);

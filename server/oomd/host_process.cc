@@ -1,20 +1,27 @@
 #include "server/oomd/host_process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
-#include "runtime/base/file.h"
+#include "runtime/base/check.h"
+#include "server/jobhost/host_pid_file.h"
 
 namespace oom {
 namespace {
+
+// From fork to the job host's own word that it runs.
+constexpr std::chrono::seconds kStartLimit(5);
+constexpr int kLookMilliseconds = 5;
 
 UniqueFd OpenPidfd(pid_t pid) {
   return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
@@ -75,21 +82,6 @@ void CloseFrom(unsigned first, unsigned last) {
 
 }  // namespace
 
-unsigned long long ProcessStartTicks(pid_t pid) {
-  const Result<std::string> stat = ReadFile("/proc/" + std::to_string(pid) + "/stat", 65536);
-  if (!stat.ok()) return 0;
-  // The name in parentheses may hold spaces and parentheses itself.
-  const size_t close = stat->rfind(')');
-  if (close == std::string::npos) return 0;
-  unsigned long long ticks = 0;
-  char state = 'X';
-  const int read = std::sscanf(
-      stat->c_str() + close + 1,
-      " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state,
-      &ticks);
-  return read == 2 && state != 'Z' && state != 'X' ? ticks : 0;
-}
-
 Result<HostProcess> SpawnHost(const SpawnOptions& options) {
   OOM_CHECK(options.descriptors.size() <= 256);
   const std::string log_path = options.directory + "/host.log";
@@ -128,9 +120,8 @@ Result<HostProcess> SpawnHost(const SpawnOptions& options) {
   }
   report_write.Reset();
   HostProcess process{.pid = pid, .pidfd = OpenPidfd(pid)};
-  const Status written = WriteFileAtomically(
-      options.directory + "/host.pid",
-      std::to_string(pid) + " " + std::to_string(ProcessStartTicks(pid)) + "\n");
+  const Status written =
+      WriteHostPid(options.directory, {.pid = pid, .start_ticks = ProcessStartTicks(pid)});
   if (!written.ok() || !process.pidfd.valid()) {
     gate_write.Reset();
     waitpid(pid, nullptr, 0);
@@ -141,27 +132,31 @@ Result<HostProcess> SpawnHost(const SpawnOptions& options) {
   int error = 0;
   if (read(report_read.get(), &error, sizeof(error)) == sizeof(error)) {
     waitpid(pid, nullptr, 0);
-    unlink((options.directory + "/host.pid").c_str());
+    RemoveHostPid(options.directory);
     return ErrnoStatus(error, "executing " + options.program);
   }
   return process;
 }
 
-void ForgetHost(const std::string& directory) { ::unlink((directory + "/host.pid").c_str()); }
+void ForgetHost(const std::string& directory) { RemoveHostPid(directory); }
 
 Result<HostProcess> FindHost(const std::string& directory) {
-  const Result<std::string> text = ReadFile(directory + "/host.pid", 4096);
-  if (!text.ok()) return Status(Code::kNotFound, text.status().message());
-  int pid = 0;
-  unsigned long long ticks = 0;
-  const Status gone(Code::kUnavailable, "the job host of " + directory + " is gone");
-  if (std::sscanf(text->c_str(), "%d %llu", &pid, &ticks) != 2 || pid <= 0 || ticks == 0)
-    return gone;
-  HostProcess process{.pid = pid, .pidfd = OpenPidfd(pid)};
-  // The descriptor first, then the check: it now stands for one process, whatever becomes of the
-  // number.
-  if (!process.pidfd.valid() || ProcessStartTicks(pid) != ticks) return gone;
-  return process;
+  const auto give_up = std::chrono::steady_clock::now() + kStartLimit;
+  while (true) {
+    const Result<HostPid> host = ReadHostPid(directory);
+    if (!host.ok() && host.status().code() == Code::kNotFound) return host.status();
+    const Status gone(Code::kUnavailable, "the job host of " + directory + " is gone");
+    if (!host.ok()) return gone;
+    HostProcess process{.pid = host->pid, .pidfd = OpenPidfd(host->pid)};
+    // The descriptor first, then the check: it now stands for one process, whatever becomes of the number.
+    const bool alive = process.pidfd.valid() && ProcessStartTicks(host->pid) == host->start_ticks;
+    if (!alive && host->is_running) return gone;
+    if (!alive) return Status(Code::kNotFound, "the job host of " + directory + " never ran");
+    if (host->is_running || std::chrono::steady_clock::now() > give_up) return process;
+    // Forked by a daemon that died before it let the child go on, which then ends, or right behind that.
+    pollfd ended{.fd = process.pidfd.get(), .events = POLLIN, .revents = 0};
+    ::poll(&ended, 1, kLookMilliseconds);
+  }
 }
 
 }  // namespace oom

@@ -1,6 +1,5 @@
-// Starting a job host, and recognising it again: "<job directory>/host.pid" holds its pid and its
-// start time, so a pid that the kernel has given to another process is never taken for it.
-// Thread-safe.
+// Starting a job host, and recognising it again by "<job directory>/host.pid"
+// (server/jobhost/host_pid_file.h). Thread-safe.
 
 #pragma once
 
@@ -32,14 +31,12 @@ struct SpawnOptions {
 Result<HostProcess> SpawnHost(const SpawnOptions& options);
 
 // The process that host.pid of `directory` names, if it is that process and alive. Fails with
-// kNotFound if there is no host.pid, kUnavailable if that process is gone.
+// kNotFound if there is no host.pid, or one of a process that ended before it ran as a job host;
+// kUnavailable if the job host is gone. Waits some milliseconds for one that is just starting.
 Result<HostProcess> FindHost(const std::string& directory);
 
 // Removes host.pid: the end of that process has been seen, and must not be taken for the end of the next one, should this
 // daemon die before it has started that.
 void ForgetHost(const std::string& directory);
-
-// Field 22 of /proc/<pid>/stat: clock ticks from boot to the start of the process; 0 if it is gone.
-unsigned long long ProcessStartTicks(pid_t pid);
 
 }  // namespace oom

@@ -29,8 +29,9 @@ class Kills(FaultCase):
     def test_a_killed_worker_costs_nothing_but_time_wherever_in_a_step_it_dies(self):
         kills = int(os.environ.get("OOM_WORKER_KILLS", "20"))
         chance = random.Random(kills)
-        # With a load-balancing loss ranks wait for each other within a step, too.
-        shape = SHAPE | {"steps": 25 * kills, "retry": {"max_failures": kills}, "router": {"auxiliary_loss": 0.01},
+        # A kill takes about six steps: up to the next checkpoint, and on. With a load-balancing loss ranks wait for each
+        # other within a step, too.
+        shape = SHAPE | {"steps": 15 * kills, "retry": {"max_failures": kills}, "router": {"auxiliary_loss": 0.01},
                          "checkpoint": {"every_steps": 4, "keep": 2}}
         watcher = Watcher(self)
         watcher.token()

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "runtime/base/unique_fd.h"
+#include "server/jobhost/host_pid_file.h"
 #include "server/oomd/host_process.h"
 #include "tests/server/daemon_fixture.h"
 

@@ -24,6 +24,7 @@
 #include "runtime/base/file.h"
 #include "runtime/base/unique_fd.h"
 #include "runtime/ipc/frame.h"
+#include "server/jobhost/host_pid_file.h"
 
 namespace oom {
 namespace {
@@ -44,6 +45,10 @@ class FakeHost {
     OOM_CHECK(fcntl(start_.first_pool_fd() + start_.pools_size(), F_GETFD) < 0);
     logs_ = start_.spec().output() + "/logs/attempt-" + std::to_string(start_.first_attempt());
     OOM_CHECK(MakeDirectories(logs_).ok());
+    OOM_CHECK(WriteHostPid(start_.job_directory(), {.pid = getpid(),
+                                                    .start_ticks = ProcessStartTicks(getpid()),
+                                                    .is_running = true})
+                  .ok());
     // Steps that an earlier attempt made durable.
     const Result<std::string> saved = ReadFile(start_.spec().output() + "/durable");
     if (saved.ok()) durable_ = step_ = std::atoll(saved->c_str());

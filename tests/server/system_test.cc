@@ -20,7 +20,6 @@
 #include "runtime/memory/numa.h"
 #include "runtime/memory/pool.h"
 #include "server/oomd/config.h"
-#include "server/oomd/host_process.h"
 #include "server/oomd/log_reader.h"
 #include "server/oomd/log_setup.h"
 #include "server/oomd/unix_socket.h"
@@ -49,7 +48,6 @@ using ConfigTest = FolderTest;
 using SocketTest = FolderTest;
 using LogReaderTest = FolderTest;
 using HostMemoryTest = FolderTest;
-using HostProcessTest = FolderTest;
 
 TEST_F(ConfigTest, EveryKeyIsReadAndLaterSourcesWin) {
   Write("oomd.yaml",
@@ -293,37 +291,6 @@ TEST(NumaTest, TheSystemHasANodeWithMemoryAndCpus) {
   EXPECT_GT(topology->Describe(0).total_bytes, 0);
   EXPECT_FALSE(topology->Describe(0).cpus.empty());
   std::thread([&] { EXPECT_TRUE(topology->BindThread(0).ok()); }).join();
-}
-
-TEST_F(HostProcessTest, AHostIsFoundAgainWhileItLivesAndNotByItsNumberAlone) {
-  EXPECT_EQ(FindHost(folder_).status().code(), Code::kNotFound);
-  const UniqueFd marker(memfd_create("marker", 0));
-  const auto host = SpawnHost({.program = "/bin/sh",
-                               .arguments = {"-c",
-                                             "test -e /dev/fd/10 && ! test -e /dev/fd/3 && ! test "
-                                             "-e /dev/fd/11 && echo good; sleep 60"},
-                               .directory = folder_,
-                               .descriptors = {marker.get()}});
-  ASSERT_TRUE(host.ok()) << host.status().ToString();
-  const auto found = FindHost(folder_);
-  ASSERT_TRUE(found.ok());
-  EXPECT_EQ(found->pid, host->pid);
-  EXPECT_EQ(getsid(host->pid), host->pid) << "it has a session of its own";
-  // Another process with that number, as its start time shows.
-  const std::string text = ReadFile(folder_ + "/host.pid").value();
-  Write("host.pid", std::to_string(host->pid) + " 1\n");
-  EXPECT_EQ(FindHost(folder_).status().code(), Code::kUnavailable);
-  Write("host.pid", text);
-  while (ReadFile(folder_ + "/host.log").value() != "good\n" && ProcessStartTicks(host->pid) != 0) {
-    std::this_thread::yield();
-  }
-  EXPECT_EQ(ReadFile(folder_ + "/host.log").value(), "good\n")
-      << "it has its descriptors and no others";
-  kill(-host->pid, SIGKILL);
-  waitpid(host->pid, nullptr, 0);
-  EXPECT_EQ(FindHost(folder_).status().code(), Code::kUnavailable);
-  ForgetHost(folder_);
-  EXPECT_EQ(FindHost(folder_).status().code(), Code::kNotFound);
 }
 
 TEST(LogTest, AMessageStaysOneJsonStringWhateverIsInIt) {
