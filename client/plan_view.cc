@@ -59,8 +59,9 @@ std::string KeptActivations(const v1::Plan& plan) {
   }
   if (mixers + mixtures == 0) return "every layer in backward";
   if (mixers == layers && mixtures == layers) return "nothing: all activations are kept";
-  return std::to_string(layers - mixers) + " mixers, " + std::to_string(layers - mixtures) +
-         " mixtures of " + std::to_string(layers) + " layers; the others' activations are kept";
+  return "the mixers of " + std::to_string(layers - mixers) + " and the mixtures of " +
+         std::to_string(layers - mixtures) + " of " + Grouped(layers) +
+         " layers; the others' activations are kept";
 }
 
 }  // namespace

@@ -59,12 +59,11 @@ count() {
 # Sanitizers of GCC 12 cannot always map their shadow where the kernel randomises addresses widely.
 prefix=()
 
-# run_ctest PRESET ARGUMENTS...: adds what CTest counted. No test at all is a failure. One test more than there are cores:
-# those that kill processes wait half of their time, for disks and for what they killed.
+# run_ctest PRESET ARGUMENTS...: adds what CTest counted. No test at all is a failure.
 run_ctest() {
   local folder=$oom_root/build/$1 report=$work/$1.xml status=0 counts
   shift
-  interruptible "${prefix[@]}" ctest --test-dir "$folder" --output-on-failure --parallel $((oom_jobs + 1)) \
+  interruptible "${prefix[@]}" ctest --test-dir "$folder" --output-on-failure --parallel "$oom_jobs" \
     --output-junit "$report" --no-tests=error "$@" || status=$?
   if [[ -f $report ]]; then
     counts=$("$oom_python" - "$report" <<'PY'

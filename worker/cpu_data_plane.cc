@@ -49,7 +49,7 @@ Status CpuDataPlane::GatherRows(const Node& node, int64_t step, int64_t width,
 
 Result<std::byte*> CpuDataPlane::WeightsInPlace(int64_t unit, int64_t step) {
   const SharedLayout& layout = *options_.layout;
-  OOM_CHECK(layout.resident(unit) && layout.rank_count() == 1);
+  OOM_CHECK(layout.used_in_place(unit));
   const int64_t first = layout.first_chunk(unit);
   for (int64_t c = first; c < layout.first_chunk(unit + 1); ++c) {
     OOM_RETURN_IF_ERROR(AwaitVersion(c, step));

@@ -118,7 +118,7 @@ Status CudaDataPlane::GatherRows(const Node& node, int64_t step, int64_t width,
 // The graph's edges order its readers after its updates: both are this device's.
 Result<std::byte*> CudaDataPlane::WeightsInPlace(int64_t unit, int64_t) {
   const SharedLayout& layout = *options_.layout;
-  OOM_CHECK(layout.resident(unit) && layout.rank_count() == 1);
+  OOM_CHECK(layout.used_in_place(unit));
   return options_.pools->At(layout.weights(layout.first_chunk(unit)));
 }
 

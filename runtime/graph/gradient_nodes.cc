@@ -18,10 +18,6 @@ void GradientNodes::BeginStep() {
   reduced_ = 0;
 }
 
-bool GradientNodes::UsedInPlace(int64_t unit) const {
-  return layout_.resident(unit) && layout_.rank_count() == 1;
-}
-
 int64_t GradientNodes::WeightsInPlace(int64_t unit) {
   return assembly_.BufferIndex("resident." + layout_.units()[unit].name, Space::kDevice, 0);
 }
@@ -124,7 +120,7 @@ void GradientNodes::Updates() {
     update.bytes = chunk.elements * layout_.update_traffic_bytes(chunk.unit);
     assembly_.After(landed_[static_cast<size_t>(chunk.index)]);
     assembly_.After(gate);
-    if (UsedInPlace(chunk.unit)) assembly_.Write(WeightsInPlace(chunk.unit));
+    if (layout_.used_in_place(chunk.unit)) assembly_.Write(WeightsInPlace(chunk.unit));
     new_updates[static_cast<size_t>(chunk.index)] = assembly_.last();
   }
   WaitForBacklogSlots(new_updates);

@@ -28,8 +28,7 @@ class GradientNodes {
   // Of the embedding's rows in buffer `rows`, once a step.
   void StoreRows(int64_t embedding, int64_t rows);
 
-  // Of a resident unit of a single rank compute reads the state itself, by this name.
-  bool UsedInPlace(int64_t unit) const;
+  // The name by which compute reads a unit that is used in place.
   int64_t WeightsInPlace(int64_t unit);
 
   // The last node needs the unit's newest version: updates of the step before.

@@ -112,7 +112,7 @@ class GraphBuilder {
   // ---- parts of a step ----
   // Makes the unit's weights readable by the next compute node; returns the buffer that holds them.
   int64_t Load(int64_t unit) {
-    if (gradients_.UsedInPlace(unit)) return gradients_.WeightsInPlace(unit);
+    if (layout_.used_in_place(unit)) return gradients_.WeightsInPlace(unit);
     const ParameterUnit& description = layout_.units()[unit];
     const int64_t bytes = description.elements * layout_.weight_bytes();
     const WindowSet::Slot slot = windows_.Take(description.kind, unit);
@@ -142,13 +142,13 @@ class GraphBuilder {
   void LoadAhead(int64_t layer) {
     if (layer < 0 || plan_.window_count() < 2) return;
     for (const int64_t unit : {layer_unit_.at(layer), MixtureUnit(layer)}) {
-      if (layout_.sharded(unit) || (layout_.resident(unit) && !gradients_.UsedInPlace(unit))) Load(unit);
+      if (layout_.sharded(unit) || (layout_.resident(unit) && !layout_.used_in_place(unit))) Load(unit);
     }
   }
 
   void ReadWeights(int64_t unit, int64_t buffer) {
     Read(buffer);
-    if (gradients_.UsedInPlace(unit)) gradients_.AfterUpdatesOf(unit);
+    if (layout_.used_in_place(unit)) gradients_.AfterUpdatesOf(unit);
   }
 
   void Forward(bool keep) {

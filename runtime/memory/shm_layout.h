@@ -69,6 +69,8 @@ class SharedLayout {
     return units_[unit].kind == UnitKind::kEmbedding && !tied_embedding_;
   }
   bool resident(int64_t unit) const { return chunks_[first_chunk_[unit]].owner_rank >= 0; }
+  // Compute reads the state itself: nothing is delivered. Several ranks deliver resident units to each other.
+  bool used_in_place(int64_t unit) const { return resident(unit) && rank_count_ == 1; }
   ControlPage::Layout control_page() const;
 
   int rank_count() const { return rank_count_; }

@@ -9,9 +9,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 
 #include "runtime/base/check.h"
 #include "server/jobhost/host_pid_file.h"

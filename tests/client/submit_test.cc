@@ -77,6 +77,8 @@ v1::Plan MakePlan() {
   plan.set_update_mode(v1::UPDATE_MODE_DEFERRED);
   plan.add_units()->set_home(v1::STATE_HOME_STREAMED);
   plan.add_units()->set_home(v1::STATE_HOME_RESIDENT);
+  for (const bool kept : {true, true, true, false}) plan.add_layers()->set_retain_mixture(kept);
+  plan.mutable_layers(0)->set_retain_mixer(true);
   v1::PlanEstimate* estimate = plan.mutable_estimate();
   const std::tuple<const char*, const char*, int64_t> kRows[] = {
       {"device 0", "windows", 1 << 20},
@@ -103,6 +105,7 @@ TEST_F(CommandTest, PlanShowsMemoryDiskLowerBoundAndTheCostOfClippingAndSubmitsN
   ASSERT_EQ(table.exit_code, 0) << table.messages;
   for (const char* text :
        {"local, 2 ranks, float32", "1 streamed, 1 resident", "windows", "total       2.00 MiB",
+        "the mixers of 3 and the mixtures of 1 of 4 layers",
         "H2D device 0", "0.2500", "at least 0.2500 s", "7.00 GiB for checkpoints",
         "deferred: clipping or accumulation keeps the whole gradient, 5.00 MiB more host memory"}) {
     EXPECT_NE(table.data.find(text), std::string::npos) << text << "\n" << table.data;
