@@ -16,7 +16,7 @@ namespace oom {
 
 struct HostPid {
   pid_t pid = 0;
-  uint64_t start_ticks = 0;  // As of ProcessStartTicks().
+  uint64_t start_ticks = 0;  // As of ProcessStartTicks(); 0: it was gone.
   bool is_running = false;   // The job host itself says so.
 };
 
@@ -28,6 +28,8 @@ Status WriteHostPid(const std::string& job_directory, const HostPid& host);
 // Fails with kNotFound where there is no such file, kDataLoss where it names no process.
 Result<HostPid> ReadHostPid(const std::string& job_directory);
 
+// For the daemon that has seen the end of that process: it must not be taken for the end of the next one, should the daemon
+// die before it has started that.
 void RemoveHostPid(const std::string& job_directory);
 
 }  // namespace oom

@@ -135,8 +135,6 @@ Result<HostProcess> SpawnHost(const SpawnOptions& options) {
   return process;
 }
 
-void ForgetHost(const std::string& directory) { RemoveHostPid(directory); }
-
 Result<HostProcess> FindHost(const std::string& directory) {
   const auto give_up = std::chrono::steady_clock::now() + kStartLimit;
   while (true) {
@@ -146,7 +144,8 @@ Result<HostProcess> FindHost(const std::string& directory) {
     if (!host.ok()) return gone;
     HostProcess process{.pid = host->pid, .pidfd = OpenPidfd(host->pid)};
     // The descriptor first, then the check: it now stands for one process, whatever becomes of the number.
-    const bool alive = process.pidfd.valid() && ProcessStartTicks(host->pid) == host->start_ticks;
+    const bool alive = process.pidfd.valid() && host->start_ticks != 0 &&
+                       ProcessStartTicks(host->pid) == host->start_ticks;
     if (!alive && host->is_running) return gone;
     if (!alive) return Status(Code::kNotFound, "the job host of " + directory + " never ran");
     if (host->is_running || std::chrono::steady_clock::now() > give_up) return process;

@@ -35,8 +35,4 @@ Result<HostProcess> SpawnHost(const SpawnOptions& options);
 // kUnavailable if the job host is gone. Waits some milliseconds for one that is just starting.
 Result<HostProcess> FindHost(const std::string& directory);
 
-// Removes host.pid: the end of that process has been seen, and must not be taken for the end of the next one, should this
-// daemon die before it has started that.
-void ForgetHost(const std::string& directory);
-
 }  // namespace oom

@@ -21,6 +21,7 @@
 #include "runtime/base/file.h"
 #include "runtime/ipc/frame.h"
 #include "runtime/memory/pool.h"
+#include "server/jobhost/host_pid_file.h"
 #include "server/jobhost/transition_journal.h"
 #include "server/oomd/host_process.h"
 #include "server/oomd/unix_socket.h"
@@ -206,7 +207,7 @@ void HostLink::OnProcessEnd() {
   const auto self = shared_from_this();
   Close();
   owner_.links.erase(uid_);
-  ForgetHost(owner_.Directory(uid_));
+  RemoveHostPid(owner_.Directory(uid_));
   owner_.events->OnExit(uid_);
   owner_.after();
 }
@@ -281,7 +282,7 @@ Launcher::Found ProcessLauncher::Adopt(const std::string& uid) {
   Result<HostProcess> process = FindHost(impl_->Directory(uid));
   if (!process.ok()) {
     if (process.status().code() == Code::kNotFound) return Found::kNeverStarted;
-    ForgetHost(impl_->Directory(uid));
+    RemoveHostPid(impl_->Directory(uid));
     return Found::kDead;
   }
   impl_->Track(uid, std::move(process.value()));

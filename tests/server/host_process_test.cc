@@ -8,8 +8,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <random>
 #include <string>
 #include <thread>
@@ -18,21 +16,13 @@
 
 #include "runtime/base/file.h"
 #include "server/jobhost/host_pid_file.h"
+#include "tests/server/folder_test.h"
 
 namespace oom {
 namespace {
 
-class HostProcessTest : public testing::Test {
+class HostProcessTest : public testing::FolderTest {
  protected:
-  HostProcessTest() {
-    char name[] = "/tmp/oom-host-process-XXXXXX";
-    folder_ = mkdtemp(name);
-  }
-  ~HostProcessTest() override { std::filesystem::remove_all(folder_); }
-  void Write(const std::string& name, const std::string& text) const {
-    std::ofstream(folder_ + "/" + name, std::ios::binary) << text;
-  }
-
   // A program that says that it runs, as a job host does, then does `more`, and sleeps.
   SpawnOptions Sleeper(const std::string& more, std::vector<int> descriptors) const {
     const std::string running =
@@ -42,8 +32,6 @@ class HostProcessTest : public testing::Test {
             .directory = folder_,
             .descriptors = std::move(descriptors)};
   }
-
-  std::string folder_;
 };
 
 TEST_F(HostProcessTest, WhatWasForkedAndNeverRanIsNoLostHost) {
@@ -67,7 +55,7 @@ TEST_F(HostProcessTest, WhatWasForkedAndNeverRanIsNoLostHost) {
 TEST_F(HostProcessTest, ADaemonKilledWhileItStartsAHostLeavesARunningOneOrNone) {
   std::minstd_rand random(1);
   for (int round = 0; round < 60; ++round) {
-    ForgetHost(folder_);
+    RemoveHostPid(folder_);
     const pid_t daemon = fork();
     if (daemon == 0) {
       static_cast<void>(SpawnHost(Sleeper("", {})));
@@ -114,7 +102,7 @@ TEST_F(HostProcessTest, AHostIsFoundAgainWhileItLivesAndNotByItsNumberAlone) {
   kill(-host->pid, SIGKILL);
   waitpid(host->pid, nullptr, 0);
   EXPECT_EQ(FindHost(folder_).status().code(), Code::kUnavailable);
-  ForgetHost(folder_);
+  RemoveHostPid(folder_);
   EXPECT_EQ(FindHost(folder_).status().code(), Code::kNotFound);
 }
 

@@ -2,22 +2,18 @@
 
 #include <gtest/gtest.h>
 #include <sqlite3.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
 
+#include "tests/server/folder_test.h"
+
 namespace oom {
 namespace {
 
-class SqliteStoreTest : public testing::Test {
+class SqliteStoreTest : public testing::FolderTest {
  protected:
-  SqliteStoreTest() {
-    char name[] = "/tmp/oom-store-XXXXXX";
-    directory_ = mkdtemp(name);
-    options_.path = directory_ + "/oomd.sqlite";
-  }
-  ~SqliteStoreTest() override { std::filesystem::remove_all(directory_); }
+  SqliteStoreTest() { options_.path = folder_ + "/oomd.sqlite"; }
 
   std::unique_ptr<SqliteStore> Open() {
     auto store = SqliteStore::Open(options_);
@@ -65,7 +61,6 @@ class SqliteStoreTest : public testing::Test {
     sqlite3_close(database);
   }
 
-  std::string directory_;
   SqliteStore::Options options_;
 };
 

@@ -23,31 +23,15 @@
 #include "server/oomd/log_reader.h"
 #include "server/oomd/log_setup.h"
 #include "server/oomd/unix_socket.h"
+#include "tests/server/folder_test.h"
 
 namespace oom {
 namespace {
 
-class FolderTest : public testing::Test {
- protected:
-  FolderTest() {
-    char name[] = "/tmp/oom-system-XXXXXX";
-    folder_ = mkdtemp(name);
-  }
-  ~FolderTest() override { std::filesystem::remove_all(folder_); }
-  void Write(const std::string& name, const std::string& text) {
-    std::filesystem::create_directories(std::filesystem::path(folder_ + "/" + name).parent_path());
-    std::ofstream(folder_ + "/" + name, std::ios::binary) << text;
-  }
-  void Append(const std::string& name, const std::string& text) {
-    std::ofstream(folder_ + "/" + name, std::ios::binary | std::ios::app) << text;
-  }
-  std::string folder_;
-};
-
-using ConfigTest = FolderTest;
-using SocketTest = FolderTest;
-using LogReaderTest = FolderTest;
-using HostMemoryTest = FolderTest;
+using ConfigTest = testing::FolderTest;
+using SocketTest = testing::FolderTest;
+using LogReaderTest = testing::FolderTest;
+using HostMemoryTest = testing::FolderTest;
 
 TEST_F(ConfigTest, EveryKeyIsReadAndLaterSourcesWin) {
   Write("oomd.yaml",
