@@ -1,4 +1,5 @@
-// Job hosts as processes: found again by their file, whenever and wherever the daemon that started them died.
+// Job hosts as processes: found again by their file, whenever and wherever the daemon that started
+// them died.
 #include "server/oomd/host_process.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +27,8 @@ class HostProcessTest : public testing::FolderTest {
   // A program that says that it runs, as a job host does, then does `more`, and sleeps.
   SpawnOptions Sleeper(const std::string& more, std::vector<int> descriptors) const {
     const std::string running =
-        "read -r pid ticks state <$0/host.pid; echo $pid $ticks running >$0/new; mv $0/new $0/host.pid; ";
+        "read -r pid ticks state <$0/host.pid; echo $pid $ticks running >$0/new; mv $0/new "
+        "$0/host.pid; ";
     return {.program = "/bin/sh",
             .arguments = {"-c", running + more + "sleep 60", folder_},
             .directory = folder_,
@@ -81,9 +83,10 @@ TEST_F(HostProcessTest, ADaemonKilledWhileItStartsAHostLeavesARunningOneOrNone) 
 TEST_F(HostProcessTest, AHostIsFoundAgainWhileItLivesAndNotByItsNumberAlone) {
   EXPECT_EQ(FindHost(folder_).status().code(), Code::kNotFound);
   const UniqueFd marker(memfd_create("marker", 0));
-  const auto host = SpawnHost(Sleeper("test -e /dev/fd/10 && ! test -e /dev/fd/3 && ! test "
-                                      "-e /dev/fd/11 && echo good; ",
-                                      {marker.get()}));
+  const auto host =
+      SpawnHost(Sleeper("test -e /dev/fd/10 && ! test -e /dev/fd/3 && ! test "
+                        "-e /dev/fd/11 && echo good; ",
+                        {marker.get()}));
   ASSERT_TRUE(host.ok()) << host.status().ToString();
   const auto found = FindHost(folder_);
   ASSERT_TRUE(found.ok());
